@@ -1,0 +1,80 @@
+# The targets of the framework wall, and how a room joins them.
+#   ltx_kernels_core           all _cpu.cpp and .cu files; knows no torch
+#   ltx_{cuda,sm89,sm90}       the .cu files of one family, compiled for its architectures; parts of the core
+#   <module>                   a Python extension module: the _binding.cpp files of its rooms
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+
+set(ltx_common ${PROJECT_SOURCE_DIR}/csrc/common)
+add_library(ltx_kernels_core STATIC ${ltx_common}/check.cpp ${ltx_common}/float_row.cpp)
+target_include_directories(ltx_kernels_core PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/csrc ${CMAKE_CURRENT_BINARY_DIR}/generated)
+target_compile_options(ltx_kernels_core PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -ffp-contract=off>)
+target_link_libraries(ltx_kernels_core PUBLIC OpenMP::OpenMP_CXX)
+
+foreach(family cuda sm89 sm90)
+  if(ltx_archs_${family})
+    add_library(ltx_${family} OBJECT)
+    target_compile_options(ltx_${family} PRIVATE --expt-relaxed-constexpr)  # common/rows.h serves host and device
+    set_target_properties(ltx_${family} PROPERTIES CUDA_ARCHITECTURES "${ltx_archs_${family}}")
+    target_include_directories(ltx_${family} PRIVATE $<TARGET_PROPERTY:ltx_kernels_core,INCLUDE_DIRECTORIES>)
+    target_compile_options(ltx_${family} PRIVATE -Xcompiler=-Wall)
+    target_link_libraries(ltx_${family} PRIVATE cutlass)
+    target_sources(ltx_kernels_core PRIVATE $<TARGET_OBJECTS:ltx_${family}>)
+    set(LTX_HAS_${family} true)
+  else()
+    set(LTX_HAS_${family} false)
+  endif()
+endforeach()
+if(TARGET ltx_cuda)
+  target_sources(ltx_cuda PRIVATE ${ltx_common}/cuda/device.cu)
+endif()
+list(TRANSFORM ltx_archs_cuda REPLACE "(.*)-real" "sm_\\1" OUTPUT_VARIABLE LTX_BUILT_ARCHITECTURES)
+list(TRANSFORM LTX_BUILT_ARCHITECTURES REPLACE "(.*)-virtual" "compute_\\1")
+list(JOIN LTX_BUILT_ARCHITECTURES " " LTX_BUILT_ARCHITECTURES)
+configure_file(${CMAKE_CURRENT_SOURCE_DIR}/csrc/common/built.h.in generated/common/built.h)
+
+if(LTX_TESTS)
+  enable_testing()
+  include(GoogleTest)
+  add_executable(core_test)
+  target_link_libraries(core_test PRIVATE ltx_kernels_core GTest::gtest_main)
+  gtest_discover_tests(core_test DISCOVERY_MODE PRE_TEST)
+endif()
+
+# ltx_add_module(<folder>): the extension module ltx_kernels.<folder>_cpp. It uses the limited Python API, so one file
+# serves every CPython from 3.10 on.
+function(ltx_add_module folder)
+  set(module ${folder}_cpp)
+  add_library(${module} MODULE ${PROJECT_SOURCE_DIR}/csrc/torch/python_module.cpp ${PROJECT_SOURCE_DIR}/csrc/torch/binding.cpp)
+  set_target_properties(${module} PROPERTIES PREFIX "" SUFFIX .abi3.so LINKER_LANGUAGE CXX)
+  target_compile_definitions(${module} PRIVATE LTX_MODULE=${module})
+  target_compile_options(${module} PRIVATE -Wall -Wextra)
+  target_link_libraries(${module} PRIVATE ltx_kernels_core torch_stable ${CMAKE_DL_LIBS})
+  target_link_options(${module} PRIVATE LINKER:--exclude-libs,ALL LINKER:--gc-sections)
+  install(TARGETS ${module} LIBRARY DESTINATION ltx_kernels)
+endfunction()
+
+# ltx_add_op(<folder>/<op> [NO_FMAD] CPU <file>... BINDING <file>... [CUDA|SM89|SM90 <file>...] [TEST <file>...])
+# NO_FMAD keeps nvcc from contracting a * b + c, for ops that agree bit for bit with the CPU backend.
+function(ltx_add_op room)
+  cmake_parse_arguments(PARSE_ARGV 1 op NO_FMAD "" "CPU;CUDA;SM89;SM90;BINDING;TEST")
+  foreach(kind CPU CUDA SM89 SM90 BINDING TEST)
+    list(TRANSFORM op_${kind} PREPEND ${PROJECT_SOURCE_DIR}/csrc/${room}/)
+  endforeach()
+  string(REGEX MATCH "^[^/]+" folder ${room})
+
+  target_sources(ltx_kernels_core PRIVATE ${op_CPU})
+  target_sources(${folder}_cpp PRIVATE ${op_BINDING})
+  if(LTX_TESTS)
+    target_sources(core_test PRIVATE ${op_TEST})
+  endif()
+  if(op_NO_FMAD)
+    set_source_files_properties(${op_CUDA} ${op_SM89} ${op_SM90}
+      TARGET_DIRECTORY ltx_kernels_core PROPERTIES COMPILE_OPTIONS -fmad=false)
+  endif()
+  foreach(family cuda sm89 sm90)
+    string(TOUPPER ${family} kind)
+    if(TARGET ltx_${family})
+      target_sources(ltx_${family} PRIVATE ${op_${kind}})
+    endif()
+  endforeach()
+endfunction()

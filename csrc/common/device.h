@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+namespace ltx {
+
+// What keeps CUDA code of this build from running on a device of this machine, e.g. "device 0 is sm_75, built for
+// sm_80 sm_90a"; empty if nothing does. Looked up once a device.
+const std::string& cuda_device_lacks(int device);
+
+// 10 * major + minor, e.g. 90, and the number of multiprocessors. Cached: a launcher asks at every call.
+int cuda_capability(int device);
+int cuda_num_sms(int device);
+
+}  // namespace ltx

@@ -1,0 +1,54 @@
+#pragma once
+
+// All that a binding needs of torch: the stable ABI and names from it; tensor -> view; allocation; and the call of the
+// backend that serves a device, on the current stream.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+
+#include "common/built.h"
+#include "common/check.h"
+#include "common/stream.h"
+#include "common/tensor.h"
+
+namespace ltx {
+
+using torch::stable::Tensor;
+
+TensorView view(const Tensor& tensor);
+TensorView mutable_view(const Tensor& tensor);  // of an output, or of an argument that the op writes to
+std::optional<TensorView> view(const std::optional<Tensor>& tensor);
+
+// Uninitialized and contiguous, on `device`.
+Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device);
+inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Device& device) {
+  return empty(sizes.begin(), static_cast<int>(sizes.size()), dtype, device);
+}
+inline Tensor empty_like(const TensorView& like, DType dtype) {
+  return empty(like.sizes.data(), like.rank, dtype, like.device);
+}
+// Another shape over the same memory.
+Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides);
+
+// The stream that torch uses on `device` at this moment.
+Stream current_stream(int device);
+
+// Throws if `op` cannot run on `device`: "<op>: <name> must be on cpu (...), got cuda:0", or what the device lacks.
+// `has_cuda`: this build has CUDA code for the op. Called after the op's own checks and before it allocates.
+void check_backend(const char* op, const char* name, const Device& device, bool has_cuda);
+
+// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard.
+template <auto kCpu, auto kCuda, class Params>
+void run(const Params& params, const Device& device) {
+  if (device.kind == Device::Kind::kCpu) {
+    kCpu(params);
+  } else if constexpr (kBuiltCuda) {
+    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    kCuda(params, current_stream(device.index));
+  }
+}
+
+}  // namespace ltx
