@@ -8,6 +8,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <type_traits>
 
 #include "common/built.h"
 #include "common/check.h"
@@ -21,6 +22,7 @@ using torch::stable::Tensor;
 TensorView view(const Tensor& tensor);
 TensorView mutable_view(const Tensor& tensor);  // of an output, or of an argument that the op writes to
 std::optional<TensorView> view(const std::optional<Tensor>& tensor);
+DType dtype_of(torch::headeronly::ScalarType dtype);
 
 // Uninitialized and contiguous, on `device`.
 Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device);
@@ -40,12 +42,13 @@ Stream current_stream(int device);
 // `has_cuda`: this build has CUDA code for the op. Called after the op's own checks and before it allocates.
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda);
 
-// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard.
+// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard. kCuda is
+// nullptr for an op without CUDA code, which check_backend has refused elsewhere than on a CPU.
 template <auto kCpu, auto kCuda, class Params>
 void run(const Params& params, const Device& device) {
   if (device.kind == Device::Kind::kCpu) {
     kCpu(params);
-  } else if constexpr (kBuiltCuda) {
+  } else if constexpr (kBuiltCuda && !std::is_null_pointer_v<decltype(kCuda)>) {
     const torch::stable::accelerator::DeviceGuard guard(device.index);
     kCuda(params, current_stream(device.index));
   }
