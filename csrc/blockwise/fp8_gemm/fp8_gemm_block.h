@@ -10,19 +10,19 @@
 // addition; each sum runs along k in order. Thus all kernels agree bit for bit (but for the sign of a NaN).
 namespace ltx {
 
-inline constexpr int kTileRows = 128;
-inline constexpr int kTileColumns = kScaleBlock;  // one scale of b a tile
-inline constexpr int kTileDepth = kScaleBlock;
+inline constexpr int64_t kTileRows = 128;
+inline constexpr int64_t kTileColumns = kScaleBlock;  // one scale of b a tile
+inline constexpr int64_t kTileDepth = kScaleBlock;
 
 struct Fp8GemmBlock {
   const uint8_t* a;  // [rows, depth] e4m3
   int64_t a_stride;  // bytes from row to row
-  int rows;          // 1 to kTileRows
+  int64_t rows;      // 1 to kTileRows
   const uint8_t* b;  // [columns, depth] e4m3 or packed fp6
   int64_t b_stride;
-  int columns;  // a multiple of 8 up to kTileColumns
+  int64_t columns;  // a multiple of 8 up to kTileColumns
   bool b_is_fp6;
-  int depth;  // a multiple of 16 up to kTileDepth
+  int64_t depth;  // a multiple of 16 up to kTileDepth
 };
 
 struct alignas(64) Fp8GemmScratch {

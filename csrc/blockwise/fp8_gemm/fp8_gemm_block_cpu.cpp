@@ -11,11 +11,11 @@ namespace ltx {
 
 namespace {
 
-constexpr int kPanel = 32;   // columns of b that lie together: two AVX-512 registers
-constexpr int kRowStep = 4;  // rows are padded to a multiple
-constexpr int kVectors = 2;  // a row of sums that a kernel holds in registers
+constexpr int64_t kPanel = 32;   // columns of b that lie together: two AVX-512 registers
+constexpr int64_t kRowStep = 4;  // rows are padded to a multiple
+constexpr int64_t kVectors = 2;  // a row of sums that a kernel holds in registers
 
-constexpr int round_up(int value, int factor) { return (value + factor - 1) / factor * factor; }
+constexpr int64_t round_up(int64_t value, int64_t factor) { return (value + factor - 1) / factor * factor; }
 
 // GCC and Clang compile arithmetic on these for the function that it is inlined into: one source for all kernels.
 template <int kLanes>
@@ -24,20 +24,20 @@ struct Vector {
 };
 
 [[gnu::always_inline]] inline void decode_a(const Fp8GemmBlock& block, float* decoded) {
-  for (int row = 0; row < block.rows; ++row) {
+  for (int64_t row = 0; row < block.rows; ++row) {
     const uint8_t* codes = block.a + row * block.a_stride;
-    for (int i = 0; i < block.depth; ++i) decoded[row * kTileDepth + i] = decode_e4m3(codes[i]);
+    for (int64_t i = 0; i < block.depth; ++i) decoded[row * kTileDepth + i] = decode_e4m3(codes[i]);
   }
   std::fill(decoded + block.rows * kTileDepth, decoded + round_up(block.rows, kRowStep) * kTileDepth, 0.0f);
 }
 
 // Into rows that lie together: at the stride of b, often a power of two, they would share a few sets of the cache.
 [[gnu::always_inline]] inline void gather_b(const Fp8GemmBlock& block, uint8_t* codes) {
-  for (int column = 0; column < block.columns; ++column) {
+  for (int64_t column = 0; column < block.columns; ++column) {
     const uint8_t* from = block.b + column * block.b_stride;
     uint8_t* to = codes + column * kTileDepth;
     if (block.b_is_fp6) {
-      for (int i = 0; i < block.depth / 4; ++i) unpack_fp6(from + 3 * i, to + 4 * i);
+      for (int64_t i = 0; i < block.depth / 4; ++i) unpack_fp6(from + 3 * i, to + 4 * i);
     } else {
       std::memcpy(to, from, block.depth);
     }
@@ -48,16 +48,16 @@ struct Vector {
 // Transposes too: four bytes of a column at a time, so that most of the work is on vectors.
 [[gnu::always_inline]] inline void decode_b(const Fp8GemmBlock& block, const uint8_t* codes, float* decoded) {
   static_assert(std::endian::native == std::endian::little);
-  for (int first = 0; first < block.columns; first += kPanel) {
+  for (int64_t first = 0; first < block.columns; first += kPanel) {
     float* panel = decoded + first * kTileDepth;
-    for (int i = 0; i < block.depth; i += 4) {
+    for (int64_t i = 0; i < block.depth; i += 4) {
       uint32_t words[kPanel];
-      for (int column = 0; column < kPanel; ++column) {
+      for (int64_t column = 0; column < kPanel; ++column) {
         std::memcpy(&words[column], codes + (first + column) * kTileDepth + i, sizeof(uint32_t));
       }
-      for (int byte = 0; byte < 4; ++byte) {
+      for (int64_t byte = 0; byte < 4; ++byte) {
         float* row = panel + (i + byte) * kPanel;
-        for (int column = 0; column < kPanel; ++column) row[column] = decode_e4m3(words[column] >> 8 * byte);
+        for (int64_t column = 0; column < kPanel; ++column) row[column] = decode_e4m3(words[column] >> 8 * byte);
       }
     }
   }
@@ -65,21 +65,21 @@ struct Vector {
 
 // kRows rows of a times one panel of b.
 template <int kLanes, int kRows>
-[[gnu::always_inline]] inline void multiply(const float* a, const float* panel, int depth, float* sums) {
+[[gnu::always_inline]] inline void multiply(const float* a, const float* panel, int64_t depth, float* sums) {
   using Float = typename Vector<kLanes>::Type;
-  for (int column = 0; column < kPanel; column += kVectors * kLanes) {
+  for (int64_t column = 0; column < kPanel; column += kVectors * kLanes) {
     Float sum[kRows][kVectors] = {};
-    for (int i = 0; i < depth; ++i) {
+    for (int64_t i = 0; i < depth; ++i) {
       Float b[kVectors];
-      for (int v = 0; v < kVectors; ++v) {
+      for (int64_t v = 0; v < kVectors; ++v) {
         b[v] = *reinterpret_cast<const Float*>(panel + i * kPanel + column + v * kLanes);
       }
-      for (int row = 0; row < kRows; ++row) {
-        for (int v = 0; v < kVectors; ++v) sum[row][v] += a[row * kTileDepth + i] * b[v];
+      for (int64_t row = 0; row < kRows; ++row) {
+        for (int64_t v = 0; v < kVectors; ++v) sum[row][v] += a[row * kTileDepth + i] * b[v];
       }
     }
-    for (int row = 0; row < kRows; ++row) {
-      for (int v = 0; v < kVectors; ++v) {
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t v = 0; v < kVectors; ++v) {
         *reinterpret_cast<Float*>(sums + row * kTileColumns + column + v * kLanes) = sum[row][v];
       }
     }
@@ -92,9 +92,9 @@ template <int kLanes, int kRows>
   decode_a(block, scratch.a);
   gather_b(block, scratch.b_codes);
   decode_b(block, scratch.b_codes, scratch.b);
-  for (int first = 0; first < block.columns; first += kPanel) {
+  for (int64_t first = 0; first < block.columns; first += kPanel) {
     const float* panel = scratch.b + first * kTileDepth;
-    int row = 0;
+    int64_t row = 0;
     for (; row + kRows <= block.rows; row += kRows) {
       multiply<kLanes, kRows>(scratch.a + row * kTileDepth, panel, block.depth,
                               scratch.sums + row * kTileColumns + first);

@@ -45,8 +45,8 @@ struct Tile {
 struct TileBounds {
   int64_t first_row;
   int64_t first_column;
-  int rows;
-  int columns;
+  int64_t rows;
+  int64_t columns;
 };
 
 // acc += sums * (a_scales * b_scales), for all k blocks
@@ -65,14 +65,14 @@ void accumulate(const Fp8GemmParams& params, const TileBounds& bounds, const Fp8
   };
   std::fill(tile.acc, tile.acc + bounds.rows * kTileColumns, 0.0f);
   for (int64_t k_block = 0; k_block < ceil_div(k, kTileDepth); ++k_block) {
-    block.depth = static_cast<int>(std::min<int64_t>(kTileDepth, k - k_block * kTileDepth));
+    block.depth = std::min(kTileDepth, k - k_block * kTileDepth);
     kernel.sum(block, tile.scratch);
     const float b_scale = load_scale(params.b_scales, bounds.first_column / kScaleBlock, k_block);
-    for (int row = 0; row < bounds.rows; ++row) {
+    for (int64_t row = 0; row < bounds.rows; ++row) {
       const float scale = load_scale(params.a_scales, bounds.first_row + row, k_block) * b_scale;
       float* acc = tile.acc + row * kTileColumns;
       const float* sums = tile.scratch.sums + row * kTileColumns;
-      for (int column = 0; column < bounds.columns; ++column) acc[column] += sums[column] * scale;
+      for (int64_t column = 0; column < bounds.columns; ++column) acc[column] += sums[column] * scale;
     }
     block.a += kTileDepth;
     block.b += b_is_fp6 ? kTileDepth * 3 / 4 : kTileDepth;
@@ -82,17 +82,17 @@ void accumulate(const Fp8GemmParams& params, const TileBounds& bounds, const Fp8
 // out = round((acc + bias) + residual)
 void finish(const Fp8GemmParams& params, const TileBounds& bounds, Tile& tile) {
   float bias[kTileColumns] = {};
-  for (int column = 0; params.bias && column < bounds.columns; ++column) {
+  for (int64_t column = 0; params.bias && column < bounds.columns; ++column) {
     bias[column] = load_element(*params.bias, (bounds.first_column + column) * params.bias->stride(0));
   }
   float residual[kTileColumns] = {};
-  for (int row = 0; row < bounds.rows; ++row) {
+  for (int64_t row = 0; row < bounds.rows; ++row) {
     const int64_t out_row = bounds.first_row + row;
     if (params.residual) {
       load_row(*params.residual, out_row * params.residual->stride(0) + bounds.first_column, bounds.columns, residual);
     }
     float* acc = tile.acc + row * kTileColumns;
-    for (int column = 0; column < bounds.columns; ++column) {
+    for (int64_t column = 0; column < bounds.columns; ++column) {
       const float sum = (acc[column] + bias[column]) + residual[column];
       acc[column] = std::isnan(sum) ? std::bit_cast<float>(kQuietNanBits) : sum;
     }
@@ -160,8 +160,8 @@ void fp8_gemm_cpu_by(const Fp8GemmBlockKernel& kernel, const Fp8GemmParams& para
       const int64_t first_column = index % column_tiles * kTileColumns;
       const TileBounds bounds{.first_row = first_row,
                               .first_column = first_column,
-                              .rows = static_cast<int>(std::min<int64_t>(kTileRows, m - first_row)),
-                              .columns = static_cast<int>(std::min<int64_t>(kTileColumns, n - first_column))};
+                              .rows = std::min(kTileRows, m - first_row),
+                              .columns = std::min(kTileColumns, n - first_column)};
       accumulate(params, bounds, kernel, *tile);
       finish(params, bounds, *tile);
     }
