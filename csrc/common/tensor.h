@@ -43,6 +43,8 @@ struct TensorView {
   std::array<int64_t, kMaxRank> sizes = {};    // of the first `rank` dimensions
   std::array<int64_t, kMaxRank> strides = {};  // in elements
 
+  bool operator==(const TensorView&) const = default;
+
   // Negative dimensions count from the end.
   int64_t size(int dim) const { return sizes[dim < 0 ? dim + rank : dim]; }
   int64_t stride(int dim) const { return strides[dim < 0 ? dim + rank : dim]; }

@@ -1,0 +1,473 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "common/cuda/launch.h"
+#include "common/cuda/reduce.h"
+#include "common/cuda/vector.h"
+#include "common/rows.h"
+
+// The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
+// says with a Layout which elements of a row are rotated together.
+namespace ltx {
+
+// One tensor to normalize and rotate.
+struct NormRopeTask {
+  const void* x;        // [rows, hidden]
+  const void* cos;      // [rows, table values of a row]
+  const void* sin;      // as cos
+  const void* weights;  // [hidden], or null
+  void* out;            // [rows, hidden]
+  DType x_dtype;
+  DType cos_dtype;
+  DType sin_dtype;
+  DType weights_dtype;
+  DType out_dtype;
+  int table_step;  // table values a pair if interleaved, 0 if split
+  int64_t half;    // elements from a pair's first to its second: of a head; interleaved: of the row
+  int64_t cos_head_stride;
+  int64_t sin_head_stride;
+  Rows<3> rows;  // of x, cos, sin
+};
+
+// What norm_rope_kernel is told of a task: its rows are [outer, inner], so that a block's indices are its row's.
+struct NormRopeVectorTask {
+  const void* x;
+  const void* cos;
+  const void* sin;
+  const void* weights;
+  void* out;
+  int64_t x_outer_stride;
+  int64_t x_inner_stride;
+  int64_t cos_outer_stride;
+  int64_t cos_inner_stride;
+  int64_t sin_outer_stride;
+  int64_t sin_inner_stride;
+  int64_t cos_head_stride;
+  int64_t sin_head_stride;
+  int64_t outer;
+  int64_t inner;
+  DType weights_dtype;
+  int half;
+};
+
+struct NormRopeVectorArgs {
+  NormRopeVectorTask tasks[2];
+  int hidden;
+  bool out_fp8;
+  uint32_t units_per_head_inverse;  // see SplitLayout
+  float eps;
+};
+
+struct NormRopeScalarArgs {
+  NormRopeTask tasks[2];
+  int64_t hidden;
+  int64_t first_row;  // of this launch: a grid holds 2^31 - 1 rows at most
+  float eps;
+};
+
+inline constexpr int kVector = 8;          // elements that a thread loads at once
+inline constexpr int kUnit = 2 * kVector;  // elements of x that a thread rotates together: a first and a second vector
+
+// Where a unit's vectors lie in a row, where its table values lie, and what is rotated with what.
+struct SplitLayout {
+  static constexpr int kTableValues = kVector;  // of a unit, in each of kTableVectors vectors
+  static constexpr int kTableVectors = 1;
+
+  // unit / units_per_head is unit * ceil(2^22 / units_per_head) >> 22: exact for units up to 1023.
+  static constexpr int kInverseBits = 22;
+
+  int first;
+  int second;
+  int head;
+  int in_head;
+
+  __device__ SplitLayout(const NormRopeVectorArgs& args, const NormRopeVectorTask& task, int unit) {
+    head = static_cast<int>(unit * args.units_per_head_inverse >> kInverseBits);
+    first = unit * kVector + head * task.half;
+    second = first + task.half;
+    in_head = unit * kVector - head * task.half;
+  }
+  __device__ int64_t table_offset(int64_t head_stride, int) const { return head * head_stride + in_head; }
+
+  __device__ static void rotate(float (&v)[2][kVector], const float (&cos)[1][kVector],
+                                const float (&sin)[1][kVector]) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float v1 = v[0][i];
+      const float v2 = v[1][i];
+      v[0][i] = v1 * cos[0][i] - v2 * sin[0][i];
+      v[1][i] = v2 * cos[0][i] + v1 * sin[0][i];
+    }
+  }
+};
+
+// kTableStep: 2 where tables hold a value an element, 1 where they hold one a pair. A unit is the vector at the same
+// place in both halves of the row: neighbouring threads then read neighbouring 16 bytes.
+template <int kTableStep>
+struct InterleavedLayout {
+  static constexpr int kTableValues = kVector / 2 * kTableStep;
+  static constexpr int kTableVectors = 2;
+
+  int first;
+  int second;
+
+  __device__ InterleavedLayout(const NormRopeVectorArgs&, const NormRopeVectorTask& task, int unit)
+      : first(unit * kVector), second(first + task.half) {}
+  __device__ int64_t table_offset(int64_t, int vector) const { return (vector == 0 ? first : second) / 2 * kTableStep; }
+
+  __device__ static void rotate(float (&v)[2][kVector], const float (&cos)[2][kTableValues],
+                                const float (&sin)[2][kTableValues]) {
+#pragma unroll
+    for (int vector = 0; vector < 2; ++vector) {
+#pragma unroll
+      for (int i = 0; i < kVector / 2; ++i) {
+        const int even = i * kTableStep;
+        const int odd = even + kTableStep - 1;
+        const float v_even = v[vector][2 * i];
+        const float v_odd = v[vector][2 * i + 1];
+        v[vector][2 * i] = v_even * cos[vector][even] - v_odd * sin[vector][even];
+        v[vector][2 * i + 1] = v_odd * cos[vector][odd] + v_even * sin[vector][odd];
+      }
+    }
+  }
+};
+
+template <class X>
+using RotatedOut = std::conditional_t<std::is_same_v<X, __half>, __half, __nv_bfloat16>;
+
+// 1 / sqrt(mean + eps), or NaN where the sum of squares is not finite.
+__device__ inline float reciprocal_rms(float sum, float hidden, float eps) {
+  const float rstd = __frsqrt_rn(sum / hidden + eps);
+  return sum < __uint_as_float(kInfinityBits) ? rstd : __uint_as_float(kQuietNanBits);
+}
+
+template <int kCount>
+__device__ void scale_by_weights(float (&v)[kCount], const void* weights, DType dtype, int64_t offset) {
+  float w[kCount];
+  if (dtype == DType::kBFloat16) {
+    unpack(load<__nv_bfloat16, kCount>(static_cast<const __nv_bfloat16*>(weights) + offset), w);
+  } else if (dtype == DType::kFloat16) {
+    unpack(load<__half, kCount>(static_cast<const __half*>(weights) + offset), w);
+  } else {
+    unpack(load<float, kCount>(static_cast<const float*>(weights) + offset), w);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) v[i] *= w[i];
+}
+
+template <class X>
+__device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const float (&v)[kVector]) {
+  if (out_fp8) {
+    Packed<__nv_fp8_e4m3, kVector> packed;
+    pack(v, packed);
+    store(static_cast<__nv_fp8_e4m3*>(out) + offset, packed);
+  } else {
+    Packed<RotatedOut<X>, kVector> packed;
+    pack(v, packed);
+    store(static_cast<RotatedOut<X>*>(out) + offset, packed);
+  }
+}
+
+// Threads of a block at the most: what leaves enough registers for the values that a thread holds.
+template <class X, class Table, int kTensors>
+constexpr int max_threads() {
+  return sizeof(X) == 2 && sizeof(Table) == 2 && kTensors == 1 ? 768 : 512;
+}
+
+// A block owns row (blockIdx.y, blockIdx.x) of kTensors tensors that share tables, or of task blockIdx.z alone.
+// A thread owns one unit of the row: it issues all its loads, holds x and the table values in registers through the
+// reduction (one barrier), then rotates and stores. Weights come after the reduction, from L1.
+template <class X, class Table, class Layout, int kTensors>
+__global__ void __launch_bounds__(max_threads<X, Table, kTensors>(), 1)
+    norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
+  const NormRopeVectorTask& task = args.tasks[kTensors == 1 ? blockIdx.z : 0];
+  const int64_t outer = blockIdx.y;
+  const int64_t inner = blockIdx.x;
+  if (outer >= task.outer || inner >= task.inner) return;
+  const Layout unit(args, task, static_cast<int>(threadIdx.x));
+  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
+
+  Packed<X, kVector> x[kTensors][2] = {};
+  Packed<Table, Layout::kTableValues> cos[Layout::kTableVectors];
+  Packed<Table, Layout::kTableValues> sin[Layout::kTableVectors];
+  if (active) {
+#pragma unroll
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      const NormRopeVectorTask& own = kTensors == 1 ? task : args.tasks[tensor];
+      const X* from = static_cast<const X*>(own.x) + outer * own.x_outer_stride + inner * own.x_inner_stride;
+      x[tensor][0] = load_once<X, kVector>(from + unit.first);
+      x[tensor][1] = load_once<X, kVector>(from + unit.second);
+    }
+    const Table* cos_row =
+        static_cast<const Table*>(task.cos) + outer * task.cos_outer_stride + inner * task.cos_inner_stride;
+    const Table* sin_row =
+        static_cast<const Table*>(task.sin) + outer * task.sin_outer_stride + inner * task.sin_inner_stride;
+#pragma unroll
+    for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
+      cos[vector] = load_once<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
+      sin[vector] = load_once<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
+    }
+  }
+
+  float sums[kTensors];
+#pragma unroll
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    sums[tensor] = 0.0f;
+#pragma unroll
+    for (int vector = 0; vector < 2; ++vector) {
+      float v[kVector];
+      unpack(x[tensor][vector], v);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sums[tensor] += v[i] * v[i];
+    }
+  }
+  __shared__ BlockSumShared<kTensors> shared;
+  block_sum(sums, shared);
+  if (!active) return;
+
+  float cos_values[Layout::kTableVectors][Layout::kTableValues];
+  float sin_values[Layout::kTableVectors][Layout::kTableValues];
+#pragma unroll
+  for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
+    unpack(cos[vector], cos_values[vector]);
+    unpack(sin[vector], sin_values[vector]);
+  }
+#pragma unroll
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    const NormRopeVectorTask& own = kTensors == 1 ? task : args.tasks[tensor];
+    const float rstd = reciprocal_rms(sums[tensor], static_cast<float>(args.hidden), args.eps);
+    float v[2][kVector];
+#pragma unroll
+    for (int vector = 0; vector < 2; ++vector) {
+      unpack(x[tensor][vector], v[vector]);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd;
+      if (own.weights != nullptr) {
+        scale_by_weights(v[vector], own.weights, own.weights_dtype, vector == 0 ? unit.first : unit.second);
+      }
+    }
+    Layout::rotate(v, cos_values, sin_values);
+    const int64_t out_row = (outer * task.inner + inner) * args.hidden;
+    store_rotated<X>(own.out, args.out_fp8, out_row + unit.first, v[0]);
+    store_rotated<X>(own.out, args.out_fp8, out_row + unit.second, v[1]);
+  }
+}
+
+__device__ inline float load_scalar(const void* from, DType dtype, int64_t offset) {
+  if (dtype == DType::kBFloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[offset]);
+  if (dtype == DType::kFloat16) return __half2float(static_cast<const __half*>(from)[offset]);
+  return static_cast<const float*>(from)[offset];
+}
+
+__device__ inline void store_scalar(void* to, DType dtype, int64_t offset, float value) {
+  if (dtype == DType::kFp8) {
+    static_cast<__nv_fp8_storage_t*>(to)[offset] =
+        __nv_cvt_float_to_fp8(finite_or_nan(value, value).x, __NV_SATFINITE, __NV_E4M3);
+  } else if (dtype == DType::kFloat16) {
+    static_cast<__half*>(to)[offset] = __float2half_rn(value);
+  } else {
+    static_cast<__nv_bfloat16*>(to)[offset] = __float2bfloat16_rn(value);
+  }
+}
+
+// Any sizes, dtypes and alignment, value by value: for what norm_rope_kernel does not take. A block owns one row of one
+// tensor and reads it twice, the second time from the caches. One barrier.
+static __global__ void __launch_bounds__(512) norm_rope_scalar_kernel(const __grid_constant__ NormRopeScalarArgs args) {
+  const NormRopeTask& task = args.tasks[blockIdx.y];
+  const int64_t row = args.first_row + blockIdx.x;
+  if (row >= task.rows.count) return;
+  const int64_t x_row = task.rows.offset(0, row);
+
+  float sums[1] = {0.0f};
+  for (int64_t i = threadIdx.x; i < args.hidden; i += blockDim.x) {
+    const float value = load_scalar(task.x, task.x_dtype, x_row + i);
+    sums[0] += value * value;
+  }
+  __shared__ BlockSumShared<1> shared;
+  block_sum(sums, shared);
+  const float rstd = reciprocal_rms(sums[0], static_cast<float>(args.hidden), args.eps);
+
+  const bool split = task.table_step == 0;
+  for (int64_t pair = threadIdx.x; pair < args.hidden / 2; pair += blockDim.x) {
+    const int64_t head = split ? pair / task.half : 0;
+    const int64_t in_head = pair - head * task.half;
+    const int64_t first = split ? head * 2 * task.half + in_head : 2 * pair;
+    const int64_t second = split ? first + task.half : first + 1;
+    const int64_t first_angle = split ? in_head : pair * task.table_step;
+    const int64_t second_angle = task.table_step == 2 ? first_angle + 1 : first_angle;
+    const int64_t cos_row = task.rows.offset(1, row) + head * task.cos_head_stride;
+    const int64_t sin_row = task.rows.offset(2, row) + head * task.sin_head_stride;
+
+    float v1 = load_scalar(task.x, task.x_dtype, x_row + first) * rstd;
+    float v2 = load_scalar(task.x, task.x_dtype, x_row + second) * rstd;
+    if (task.weights != nullptr) {
+      v1 *= load_scalar(task.weights, task.weights_dtype, first);
+      v2 *= load_scalar(task.weights, task.weights_dtype, second);
+    }
+    const float y1 = v1 * load_scalar(task.cos, task.cos_dtype, cos_row + first_angle) -
+                     v2 * load_scalar(task.sin, task.sin_dtype, sin_row + first_angle);
+    const float y2 = v2 * load_scalar(task.cos, task.cos_dtype, cos_row + second_angle) +
+                     v1 * load_scalar(task.sin, task.sin_dtype, sin_row + second_angle);
+    store_scalar(task.out, task.out_dtype, row * args.hidden + first, y1);
+    store_scalar(task.out, task.out_dtype, row * args.hidden + second, y2);
+  }
+}
+
+// Whether `view` can be read in accesses of `bytes` at every multiple of that many bytes in a row.
+inline bool is_aligned(const TensorView& view, int64_t bytes) {
+  bool aligned = reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
+  for (int dim = 0; dim < view.rank - 1; ++dim) {
+    aligned = aligned && (view.size(dim) <= 1 || view.stride(dim) * size_of(view.dtype) % bytes == 0);
+  }
+  return aligned;
+}
+
+// What a room hands over: one task, or those of q and k.
+struct NormRopeArgs {
+  NormRopeTask tasks[2];
+  int num_tasks;
+  bool share_tables;  // both tasks have the rows and the tables of the first
+  bool vectors;       // norm_rope_kernel can read all tensors
+  int64_t hidden;
+  float eps;
+};
+
+// One tensor and what goes with it.
+struct NormRopeTensors {
+  const TensorView& x;
+  const TensorView& cos;
+  const TensorView& sin;
+  const std::optional<TensorView>& weights;
+  const TensorView& out;
+};
+
+inline int64_t max_rows(const NormRopeArgs& args) {
+  return std::max(args.tasks[0].rows.count, args.num_tasks > 1 ? args.tasks[1].rows.count : 0);
+}
+
+inline NormRopeTask make_task(const NormRopeTensors& tensors, const Rows<3>& rows, int64_t half, int table_step) {
+  return {.x = tensors.x.data,
+          .cos = tensors.cos.data,
+          .sin = tensors.sin.data,
+          .weights = tensors.weights ? tensors.weights->data : nullptr,
+          .out = tensors.out.data,
+          .x_dtype = tensors.x.dtype,
+          .cos_dtype = tensors.cos.dtype,
+          .sin_dtype = tensors.sin.dtype,
+          .weights_dtype = tensors.weights ? tensors.weights->dtype : DType::kFloat32,
+          .out_dtype = tensors.out.dtype,
+          .table_step = table_step,
+          .half = half,
+          .cos_head_stride = table_step == 0 ? tensors.cos.stride(1) : 0,
+          .sin_head_stride = table_step == 0 ? tensors.sin.stride(1) : 0,
+          .rows = rows};
+}
+
+// Whether norm_rope_kernel can read the tensors in vectors, table_values at a time from the tables.
+inline bool reads_vectors(const NormRopeTensors& tensors, int table_values) {
+  const int64_t table_bytes = std::min<int64_t>(16, table_values * size_of(tensors.cos.dtype));
+  return tensors.x.size(-1) % kUnit == 0 && is_aligned(tensors.x, 16) && is_aligned(tensors.cos, table_bytes) &&
+         is_aligned(tensors.sin, table_bytes) && (!tensors.weights || is_aligned(*tensors.weights, 16));
+}
+
+// Whether k has the rows and the tables of q: then one block does a row of both.
+inline bool share_tables(const NormRopeTensors& q, const NormRopeTensors& k) {
+  return q.x.rank == k.x.rank && std::equal(q.x.sizes.begin(), q.x.sizes.begin() + q.x.rank, k.x.sizes.begin()) &&
+         q.cos == k.cos && q.sin == k.sin;
+}
+
+inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
+  const auto outer_stride = [&task](int tensor) { return task.rows.rank == 2 ? task.rows.strides[tensor][0] : 0; };
+  const auto inner_stride = [&task](int tensor) {
+    return task.rows.rank > 0 ? task.rows.strides[tensor][task.rows.rank - 1] : 0;
+  };
+  return {.x = task.x,
+          .cos = task.cos,
+          .sin = task.sin,
+          .weights = task.weights,
+          .out = task.out,
+          .x_outer_stride = outer_stride(0),
+          .x_inner_stride = inner_stride(0),
+          .cos_outer_stride = outer_stride(1),
+          .cos_inner_stride = inner_stride(1),
+          .sin_outer_stride = outer_stride(2),
+          .sin_inner_stride = inner_stride(2),
+          .cos_head_stride = task.cos_head_stride,
+          .sin_head_stride = task.sin_head_stride,
+          .outer = task.rows.rank == 2 ? task.rows.sizes[0] : 1,
+          .inner = task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1,
+          .weights_dtype = task.weights_dtype,
+          .half = static_cast<int>(task.half)};
+}
+
+// One launch for all tasks, or none: false where they differ in what the kernel takes as one, or exceed a grid.
+template <class X, class Table, class Layout, int kTensors>
+bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
+  constexpr int64_t kMaxGridX = 0x7FFFFFFF;
+  constexpr int64_t kMaxGridY = 0xFFFF;
+  NormRopeVectorArgs vector_args{.tasks = {},
+                                 .hidden = static_cast<int>(args.hidden),
+                                 .out_fp8 = args.tasks[0].out_dtype == DType::kFp8,
+                                 .units_per_head_inverse = 0,
+                                 .eps = args.eps};
+  int64_t outer = 0;
+  int64_t inner = 0;
+  for (int i = 0; i < args.num_tasks; ++i) {
+    if (args.tasks[i].rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
+    vector_args.tasks[i] = vector_task(args.tasks[i]);
+    outer = std::max(outer, vector_args.tasks[i].outer);
+    inner = std::max(inner, vector_args.tasks[i].inner);
+  }
+  const int64_t units_per_head = args.tasks[0].half / kVector;
+  vector_args.units_per_head_inverse =
+      static_cast<uint32_t>(((1 << SplitLayout::kInverseBits) + units_per_head - 1) / units_per_head);
+  const int64_t threads = (args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize;
+  if (threads > max_threads<X, Table, kTensors>() || inner > kMaxGridX || outer > kMaxGridY) return false;
+  const dim3 grid(static_cast<unsigned>(inner), static_cast<unsigned>(outer),
+                  static_cast<unsigned>(args.num_tasks / kTensors));
+  norm_rope_kernel<X, Table, Layout, kTensors><<<grid, static_cast<unsigned>(threads), 0, stream>>>(vector_args);
+  LTX_CUDA_CHECK(cudaGetLastError(), op);
+  return true;
+}
+
+template <class X, class Table, class Layout>
+bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
+  return (args.share_tables && launch_vectors<X, Table, Layout, 2>(op, args, stream)) ||
+         launch_vectors<X, Table, Layout, 1>(op, args, stream);
+}
+
+// False if there is no instance for the dtypes, or none that takes these rows.
+template <class Layout>
+bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
+  const auto is = [&args](DType x, DType table) {
+    return std::all_of(args.tasks, args.tasks + args.num_tasks, [&](const NormRopeTask& task) {
+      return task.x_dtype == x && task.cos_dtype == table && task.sin_dtype == table;
+    });
+  };
+  using enum DType;
+  if (is(kBFloat16, kBFloat16)) return launch_vectors<__nv_bfloat16, __nv_bfloat16, Layout>(op, args, stream);
+  if (is(kBFloat16, kFloat32)) return launch_vectors<__nv_bfloat16, float, Layout>(op, args, stream);
+  if (is(kFloat16, kFloat16)) return launch_vectors<__half, __half, Layout>(op, args, stream);
+  if (is(kFloat32, kFloat32)) return launch_vectors<float, float, Layout>(op, args, stream);
+  return false;
+}
+
+inline void launch_scalar(const char* op, const NormRopeArgs& args, Stream stream) {
+  constexpr unsigned kThreads = 512;
+  constexpr int64_t kMaxGridX = 0x7FFFFFFF;
+  NormRopeScalarArgs scalar_args{
+      .tasks = {args.tasks[0], args.tasks[1]}, .hidden = args.hidden, .first_row = 0, .eps = args.eps};
+  const int64_t rows = max_rows(args);
+  for (; scalar_args.first_row < rows; scalar_args.first_row += kMaxGridX) {
+    const dim3 grid(static_cast<unsigned>(std::min(rows - scalar_args.first_row, kMaxGridX)),
+                    static_cast<unsigned>(args.num_tasks));
+    norm_rope_scalar_kernel<<<grid, kThreads, 0, stream>>>(scalar_args);
+    LTX_CUDA_CHECK(cudaGetLastError(), op);
+  }
+}
+
+}  // namespace ltx
