@@ -1,0 +1,79 @@
+"""The machine code in the built modules, read without a GPU: what must not be in it, and what must."""
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import ltx_kernels
+from ltx_kernels import ops_cpp  # noqa: F401  (registers built_architectures)
+
+pytestmark = pytest.mark.build
+
+MODULES = ("ops_cpp", "blockwise_cpp", "all2all_cpp")
+LOAD_16_BYTES = r"\bLDG\.E\.(\w+\.)*128\b"
+STORE_16_BYTES = r"\bSTG\.E\.(\w+\.)*128\b"
+
+# Kernels by a part of their mangled name, and what each instance of them must hold.
+KERNELS = [
+    ("ops_cpp", "16norm_rope_kernel", LOAD_16_BYTES),
+    ("ops_cpp", "15fp6_pack_kernel", LOAD_16_BYTES),
+    ("ops_cpp", "15fp6_pack_kernel", STORE_16_BYTES),
+    ("ops_cpp", "17fp6_unpack_kernel", LOAD_16_BYTES),
+    ("ops_cpp", "17fp6_unpack_kernel", STORE_16_BYTES),
+]
+
+
+def find(program: str) -> str | None:
+    packaged = (Path(folder) / "nvidia/cu13/bin" / program for folder in sys.path)
+    return next((str(path) for path in packaged if path.exists()), shutil.which(program))
+
+
+@cache
+def kernels(module: str, option: str) -> dict[tuple[str, str], str]:
+    """What cuobjdump says of each kernel of a module, by architecture and mangled name."""
+    if not torch.ops.ltx_kernels.built_architectures():
+        pytest.skip("this build has no CUDA code")
+    cuobjdump, nvdisasm = find("cuobjdump"), find("nvdisasm")
+    if cuobjdump is None or nvdisasm is None:
+        pytest.skip("no cuobjdump or no nvdisasm")
+    command = [cuobjdump, option, getattr(ltx_kernels, module).__file__]
+    env = {"NVDISASM_PATH": str(Path(nvdisasm).parent)}
+    text = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
+    found = {}
+    for section in text.split("\narch = ")[1:]:
+        arch = section.split()[0]
+        for part in re.split(r"\n\s+Function ?(?=[: ])", section)[1:]:
+            name, body = part.lstrip(": ").split("\n", 1)
+            found[arch, name.rstrip(":")] = body
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_holds_code_for_each_architecture_that_was_asked_for(module: str) -> None:
+    built = set(torch.ops.ltx_kernels.built_architectures().split())
+    assert {arch for arch, _ in kernels(module, "--dump-resource-usage")} == {
+        arch for arch in built if arch.startswith("sm_")
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_kernel_spills_or_uses_local_memory(module: str) -> None:
+    usage = kernels(module, "--dump-resource-usage")
+    memory = {kernel: re.search(r"STACK:(\d+) .*LOCAL:(\d+)", text) for kernel, text in usage.items()}
+    assert usage
+    assert {
+        kernel: found and found[0] for kernel, found in memory.items() if not found or found.groups() != ("0", "0")
+    } == {}
+
+
+@pytest.mark.parametrize(("module", "name", "instruction"), KERNELS)
+def test_kernel_holds_the_instruction(module: str, name: str, instruction: str) -> None:
+    instances = {kernel: code for kernel, code in kernels(module, "-sass").items() if name in kernel[1]}
+    assert instances
+    assert [kernel for kernel, code in instances.items() if not re.search(instruction, code)] == []
