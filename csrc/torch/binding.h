@@ -32,6 +32,8 @@ inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Dev
 inline Tensor empty_like(const TensorView& like, DType dtype) {
   return empty(like.sizes.data(), like.rank, dtype, like.device);
 }
+// Uninitialized scales of all rows and blocks of `x`, laid out as blockwise/quantize_block.h says.
+Tensor empty_scales(const TensorView& x);
 // Another shape over the same memory.
 Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides);
 
