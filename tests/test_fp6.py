@@ -162,7 +162,7 @@ def test_offsets_beyond_32_bits(device: str) -> None:
 def test_pack_refuses(x: Tensor, message: str, device: str) -> None:
     with pytest.raises(RuntimeError) as error:
         fp6_pack_tensor(x.to(device))
-    assert str(error.value).splitlines()[0] == f"fp6_pack: {message}"
+    assert str(error.value) == f"fp6_pack: {message}"
 
 
 @pytest.mark.parametrize(
@@ -171,18 +171,18 @@ def test_pack_refuses(x: Tensor, message: str, device: str) -> None:
         (torch.zeros(2, 6).to(FP8), 8, "x must be uint8, got float8_e4m3fn"),
         (torch.zeros(2, 6, dtype=torch.bfloat16), 8, "x must be uint8, got bfloat16"),
         (torch.zeros(6, dtype=torch.uint8), 8, "x must have 2 dimensions, got [6]"),
-        (torch.zeros(2, 6, dtype=torch.uint8), 6, "original_n must be a multiple of 4 and >= 0, got 6"),
-        (torch.zeros(2, 6, dtype=torch.uint8), -8, "original_n must be a multiple of 4 and >= 0, got -8"),
-        (torch.zeros(2, 6, dtype=torch.uint8), 4, "x must have shape [2, 3], got [2, 6]"),
-        (torch.zeros(2, 6, dtype=torch.uint8), 12, "x must have shape [2, 9], got [2, 6]"),
-        (torch.zeros(2, 7, dtype=torch.uint8), 8, "x must have shape [2, 6], got [2, 7]"),
+        (torch.zeros(2, 7, dtype=torch.uint8), 8, "x must have a last size that is a multiple of 3, got [2, 7]"),
+        (torch.zeros(2, 6, dtype=torch.uint8), 4, "original_n must be 8, 4/3 of x's last size, got 4"),
+        (torch.zeros(2, 6, dtype=torch.uint8), 6, "original_n must be 8, 4/3 of x's last size, got 6"),
+        (torch.zeros(2, 6, dtype=torch.uint8), 12, "original_n must be 8, 4/3 of x's last size, got 12"),
+        (torch.zeros(2, 6, dtype=torch.uint8), -8, "original_n must be 8, 4/3 of x's last size, got -8"),
         (torch.zeros(6, 4, dtype=torch.uint8).t(), 8, "x must have a contiguous last dimension, got stride 4"),
     ],
 )
 def test_unpack_refuses(x: Tensor, original_n: int, message: str, device: str) -> None:
     with pytest.raises(RuntimeError) as error:
         fp6_unpack_tensor(x.to(device), original_n)
-    assert str(error.value).splitlines()[0] == f"fp6_unpack: {message}"
+    assert str(error.value) == f"fp6_unpack: {message}"
 
 
 @pytest.mark.parametrize(("m", "n", "gap"), [(3, 20, 0), (3, 20, 5), (0, 8, 0), (3, 0, 0)])

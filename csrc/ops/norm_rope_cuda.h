@@ -8,6 +8,7 @@
 #include "common/cuda/launch.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
+#include "common/device.h"
 #include "common/rows.h"
 
 // The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
@@ -48,10 +49,10 @@ struct NormRopeVectorTask {
   int64_t sin_inner_stride;
   int64_t cos_head_stride;
   int64_t sin_head_stride;
-  int64_t outer;
-  int64_t inner;
-  DType weights_dtype;
+  int inner;     // rows are outer * inner + inner index
+  int num_rows;  // outer * inner
   int half;
+  DType weights_dtype;
 };
 
 struct NormRopeVectorArgs {
@@ -59,6 +60,7 @@ struct NormRopeVectorArgs {
   int hidden;
   bool out_fp8;
   uint32_t units_per_head_inverse;  // see SplitLayout
+  float hidden_inverse;
   float eps;
 };
 
@@ -140,23 +142,22 @@ template <class X>
 using RotatedOut = std::conditional_t<std::is_same_v<X, __half>, __half, __nv_bfloat16>;
 
 // 1 / sqrt(mean + eps), or NaN where the sum of squares is not finite.
-__device__ inline float reciprocal_rms(float sum, float hidden, float eps) {
-  const float rstd = __frsqrt_rn(sum / hidden + eps);
+__device__ inline float reciprocal_rms(float sum, float hidden_inverse, float eps) {
+  const float rstd = rsqrtf(sum * hidden_inverse + eps);
   return sum < __uint_as_float(kInfinityBits) ? rstd : __uint_as_float(kQuietNanBits);
 }
 
-template <int kCount>
-__device__ void scale_by_weights(float (&v)[kCount], const void* weights, DType dtype, int64_t offset) {
-  float w[kCount];
-  if (dtype == DType::kBFloat16) {
-    unpack(load<__nv_bfloat16, kCount>(static_cast<const __nv_bfloat16*>(weights) + offset), w);
-  } else if (dtype == DType::kFloat16) {
-    unpack(load<__half, kCount>(static_cast<const __half*>(weights) + offset), w);
-  } else {
-    unpack(load<float, kCount>(static_cast<const float*>(weights) + offset), w);
-  }
+__device__ inline void load_weights(float (&w)[kVector], const void* weights, DType dtype, int offset) {
+  if (weights == nullptr) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) v[i] *= w[i];
+    for (int i = 0; i < kVector; ++i) w[i] = 1.0f;
+  } else if (dtype == DType::kBFloat16) {
+    unpack(load<__nv_bfloat16, kVector>(static_cast<const __nv_bfloat16*>(weights) + offset), w);
+  } else if (dtype == DType::kFloat16) {
+    unpack(load<__half, kVector>(static_cast<const __half*>(weights) + offset), w);
+  } else {
+    unpack(load<float, kVector>(static_cast<const float*>(weights) + offset), w);
+  }
 }
 
 template <class X>
@@ -172,88 +173,140 @@ __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const flo
   }
 }
 
-// Threads of a block at the most: what leaves enough registers for the values that a thread holds.
-template <class X, class Table, int kTensors>
+// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold: two packed
+// rows, and x and its weights in fp32.
+template <class X, class Table, class Layout, int kTensors>
 constexpr int max_threads() {
-  return sizeof(X) == 2 && sizeof(Table) == 2 && kTensors == 1 ? 768 : 512;
+  constexpr int kPackedBytes =
+      kTensors * kUnit * sizeof(X) + 2 * Layout::kTableVectors * Layout::kTableValues * sizeof(Table);
+  constexpr int kHeldRegisters = 2 * kPackedBytes / 4 + 2 * kTensors * kUnit;
+  return kHeldRegisters <= 64 ? 768 : kHeldRegisters <= 112 ? 512 : 256;
 }
 
-// A block owns row (blockIdx.y, blockIdx.x) of kTensors tensors that share tables, or of task blockIdx.z alone.
-// A thread owns one unit of the row: it issues all its loads, holds x and the table values in registers through the
-// reduction (one barrier), then rotates and stores. Weights come after the reduction, from L1.
-template <class X, class Table, class Layout, int kTensors>
-__global__ void __launch_bounds__(max_threads<X, Table, kTensors>(), 1)
-    norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
-  const NormRopeVectorTask& task = args.tasks[kTensors == 1 ? blockIdx.z : 0];
-  const int64_t outer = blockIdx.y;
-  const int64_t inner = blockIdx.x;
-  if (outer >= task.outer || inner >= task.inner) return;
-  const Layout unit(args, task, static_cast<int>(threadIdx.x));
-  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
+// A row's index, outer and inner, that moves on by many rows at a time without a division.
+struct RowCursor {
+  int row;
+  int outer;
+  int inner;
 
-  Packed<X, kVector> x[kTensors][2] = {};
+  __device__ RowCursor(int first, int num_inner) : row(first), outer(0), inner(first) { carry(num_inner); }
+  __device__ void advance(int rows, int num_inner) {
+    row += rows;
+    inner += rows;
+    carry(num_inner);
+  }
+  __device__ int64_t offset(int64_t outer_stride, int64_t inner_stride) const {
+    return outer * outer_stride + inner * inner_stride;
+  }
+
+ private:
+  __device__ void carry(int num_inner) {
+    while (inner >= num_inner) {
+      inner -= num_inner;
+      ++outer;
+    }
+  }
+};
+
+// What a thread holds of one row, as it lies in memory.
+template <class X, class Table, class Layout, int kTensors>
+struct PackedUnit {
+  Packed<X, kVector> x[kTensors][2];
   Packed<Table, Layout::kTableValues> cos[Layout::kTableVectors];
   Packed<Table, Layout::kTableValues> sin[Layout::kTableVectors];
-  if (active) {
+
+  __device__ void load(const NormRopeVectorTask* tasks, const Layout& unit, const RowCursor& at) {
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
-      const NormRopeVectorTask& own = kTensors == 1 ? task : args.tasks[tensor];
-      const X* from = static_cast<const X*>(own.x) + outer * own.x_outer_stride + inner * own.x_inner_stride;
+      const NormRopeVectorTask& own = tasks[tensor];
+      const X* from = static_cast<const X*>(own.x) + at.offset(own.x_outer_stride, own.x_inner_stride);
       x[tensor][0] = load_once<X, kVector>(from + unit.first);
       x[tensor][1] = load_once<X, kVector>(from + unit.second);
     }
+    const NormRopeVectorTask& task = tasks[0];
     const Table* cos_row =
-        static_cast<const Table*>(task.cos) + outer * task.cos_outer_stride + inner * task.cos_inner_stride;
+        static_cast<const Table*>(task.cos) + at.offset(task.cos_outer_stride, task.cos_inner_stride);
     const Table* sin_row =
-        static_cast<const Table*>(task.sin) + outer * task.sin_outer_stride + inner * task.sin_inner_stride;
+        static_cast<const Table*>(task.sin) + at.offset(task.sin_outer_stride, task.sin_inner_stride);
 #pragma unroll
     for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
       cos[vector] = load_once<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
       sin[vector] = load_once<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
     }
   }
+};
 
-  float sums[kTensors];
+// Blocks stride over the rows of kTensors tensors that share tables, or of task blockIdx.y alone. A thread owns one
+// unit of every row of its block. It keeps the unit's weights in registers and loads the next row before it reduces the
+// present one, so that loads are always in flight. One barrier a row: the sums alternate between two buffers, and no
+// warp is more than one barrier ahead of another.
+template <class X, class Table, class Layout, int kTensors>
+__global__ void __launch_bounds__(max_threads<X, Table, Layout, kTensors>(), 1)
+    norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
+  const NormRopeVectorTask* tasks = args.tasks + (kTensors == 1 ? blockIdx.y : 0);
+  const int num_rows = tasks[0].num_rows;
+  const int num_inner = tasks[0].inner;
+  const int step = static_cast<int>(gridDim.x);
+  RowCursor at(static_cast<int>(blockIdx.x), num_inner);
+  const Layout unit(args, tasks[0], static_cast<int>(threadIdx.x));
+  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
+
+  PackedUnit<X, Table, Layout, kTensors> present = {};
+  if (active && at.row < num_rows) present.load(tasks, unit, at);
+  float weights[kTensors][2][kVector];
+  if (active) {
 #pragma unroll
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    sums[tensor] = 0.0f;
-#pragma unroll
-    for (int vector = 0; vector < 2; ++vector) {
-      float v[kVector];
-      unpack(x[tensor][vector], v);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) sums[tensor] += v[i] * v[i];
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      load_weights(weights[tensor][0], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.first);
+      load_weights(weights[tensor][1], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.second);
     }
   }
-  __shared__ BlockSumShared<kTensors> shared;
-  block_sum(sums, shared);
-  if (!active) return;
 
-  float cos_values[Layout::kTableVectors][Layout::kTableValues];
-  float sin_values[Layout::kTableVectors][Layout::kTableValues];
+  __shared__ BlockSumShared<kTensors> shared[2];
+  for (int parity = 0; at.row < num_rows; parity ^= 1) {
+    const int row = at.row;
+    at.advance(step, num_inner);
+    PackedUnit<X, Table, Layout, kTensors> next = {};
+    if (active && at.row < num_rows) next.load(tasks, unit, at);
+
+    float v[kTensors][2][kVector];
+    float sums[kTensors];
 #pragma unroll
-  for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
-    unpack(cos[vector], cos_values[vector]);
-    unpack(sin[vector], sin_values[vector]);
-  }
+    for (int tensor = 0; tensor < kTensors; ++tensor) {
+      float partial[2] = {};
 #pragma unroll
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    const NormRopeVectorTask& own = kTensors == 1 ? task : args.tasks[tensor];
-    const float rstd = reciprocal_rms(sums[tensor], static_cast<float>(args.hidden), args.eps);
-    float v[2][kVector];
+      for (int vector = 0; vector < 2; ++vector) {
+        unpack(present.x[tensor][vector], v[tensor][vector]);
 #pragma unroll
-    for (int vector = 0; vector < 2; ++vector) {
-      unpack(x[tensor][vector], v[vector]);
+        for (int i = 0; i < kVector; ++i) partial[vector] += v[tensor][vector][i] * v[tensor][vector][i];
+      }
+      sums[tensor] = partial[0] + partial[1];
+    }
+    block_sum(sums, shared[parity]);
+
+    if (active) {
+      float cos[Layout::kTableVectors][Layout::kTableValues];
+      float sin[Layout::kTableVectors][Layout::kTableValues];
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd;
-      if (own.weights != nullptr) {
-        scale_by_weights(v[vector], own.weights, own.weights_dtype, vector == 0 ? unit.first : unit.second);
+      for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
+        unpack(present.cos[vector], cos[vector]);
+        unpack(present.sin[vector], sin[vector]);
+      }
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        const float rstd = reciprocal_rms(sums[tensor], args.hidden_inverse, args.eps);
+#pragma unroll
+        for (int vector = 0; vector < 2; ++vector) {
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) v[tensor][vector][i] *= rstd * weights[tensor][vector][i];
+        }
+        Layout::rotate(v[tensor], cos, sin);
+        const int64_t out_row = static_cast<int64_t>(row) * args.hidden;
+        store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.first, v[tensor][0]);
+        store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.second, v[tensor][1]);
       }
     }
-    Layout::rotate(v, cos_values, sin_values);
-    const int64_t out_row = (outer * task.inner + inner) * args.hidden;
-    store_rotated<X>(own.out, args.out_fp8, out_row + unit.first, v[0]);
-    store_rotated<X>(own.out, args.out_fp8, out_row + unit.second, v[1]);
+    present = next;
   }
 }
 
@@ -289,7 +342,7 @@ static __global__ void __launch_bounds__(512) norm_rope_scalar_kernel(const __gr
   }
   __shared__ BlockSumShared<1> shared;
   block_sum(sums, shared);
-  const float rstd = reciprocal_rms(sums[0], static_cast<float>(args.hidden), args.eps);
+  const float rstd = reciprocal_rms(sums[0], 1.0f / static_cast<float>(args.hidden), args.eps);
 
   const bool split = task.table_step == 0;
   for (int64_t pair = threadIdx.x; pair < args.hidden / 2; pair += blockDim.x) {
@@ -334,6 +387,7 @@ struct NormRopeArgs {
   bool vectors;       // norm_rope_kernel can read all tensors
   int64_t hidden;
   float eps;
+  int device;
 };
 
 // One tensor and what goes with it.
@@ -398,38 +452,51 @@ inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
           .sin_inner_stride = inner_stride(2),
           .cos_head_stride = task.cos_head_stride,
           .sin_head_stride = task.sin_head_stride,
-          .outer = task.rows.rank == 2 ? task.rows.sizes[0] : 1,
-          .inner = task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1,
-          .weights_dtype = task.weights_dtype,
-          .half = static_cast<int>(task.half)};
+          .inner = static_cast<int>(task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1),
+          .num_rows = static_cast<int>(task.rows.count),
+          .half = static_cast<int>(task.half),
+          .weights_dtype = task.weights_dtype};
 }
 
-// One launch for all tasks, or none: false where they differ in what the kernel takes as one, or exceed a grid.
+// Blocks of the kernel that a multiprocessor holds, by registers and threads: the kernel uses next to no shared memory.
+inline int blocks_per_sm(int registers, int threads) {
+  constexpr int kRegisters = 65536;
+  constexpr int kMaxThreads = 1536;  // of the smallest multiprocessors (8.6, 8.9, 12.0)
+  constexpr int kRegisterUnit = 8;   // registers of a thread are given out in eights
+  const int registers_given = (registers + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
+  return std::max(1, std::min(kRegisters / (registers_given * threads), kMaxThreads / threads));
+}
+
+// One launch for all tasks; false where they differ in what the kernel takes as one, or have more rows than it counts.
 template <class X, class Table, class Layout, int kTensors>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
-  constexpr int64_t kMaxGridX = 0x7FFFFFFF;
-  constexpr int64_t kMaxGridY = 0xFFFF;
+  constexpr int64_t kMaxRows = 1 << 30;  // a cursor may run past the last row by a grid
+  constexpr auto kKernel = norm_rope_kernel<X, Table, Layout, kTensors>;
+  const auto threads = static_cast<int>((args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize);
+  if (args.hidden / kUnit > max_threads<X, Table, Layout, kTensors>() || max_rows(args) > kMaxRows) return false;
   NormRopeVectorArgs vector_args{.tasks = {},
                                  .hidden = static_cast<int>(args.hidden),
                                  .out_fp8 = args.tasks[0].out_dtype == DType::kFp8,
                                  .units_per_head_inverse = 0,
+                                 .hidden_inverse = 1.0f / static_cast<float>(args.hidden),
                                  .eps = args.eps};
-  int64_t outer = 0;
-  int64_t inner = 0;
   for (int i = 0; i < args.num_tasks; ++i) {
     if (args.tasks[i].rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
     vector_args.tasks[i] = vector_task(args.tasks[i]);
-    outer = std::max(outer, vector_args.tasks[i].outer);
-    inner = std::max(inner, vector_args.tasks[i].inner);
   }
   const int64_t units_per_head = args.tasks[0].half / kVector;
   vector_args.units_per_head_inverse =
       static_cast<uint32_t>(((1 << SplitLayout::kInverseBits) + units_per_head - 1) / units_per_head);
-  const int64_t threads = (args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize;
-  if (threads > max_threads<X, Table, kTensors>() || inner > kMaxGridX || outer > kMaxGridY) return false;
-  const dim3 grid(static_cast<unsigned>(inner), static_cast<unsigned>(outer),
-                  static_cast<unsigned>(args.num_tasks / kTensors));
-  norm_rope_kernel<X, Table, Layout, kTensors><<<grid, static_cast<unsigned>(threads), 0, stream>>>(vector_args);
+
+  static const int registers = [] {
+    cudaFuncAttributes attributes{};
+    LTX_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kKernel), "norm_rope_kernel");
+    return attributes.numRegs;
+  }();
+  const int num_launches = args.num_tasks / kTensors;
+  const int64_t resident = int64_t{blocks_per_sm(registers, threads)} * cuda_num_sms(args.device);
+  const dim3 grid(static_cast<unsigned>(std::min(max_rows(args), resident)), static_cast<unsigned>(num_launches));
+  kKernel<<<grid, static_cast<unsigned>(threads), 0, stream>>>(vector_args);
   LTX_CUDA_CHECK(cudaGetLastError(), op);
   return true;
 }

@@ -25,7 +25,7 @@ struct Fp6PackParams {
 
 struct Fp6UnpackParams {
   TensorView x;            // [m, n * 3 / 4] uint8
-  int64_t original_n = 0;  // n
+  int64_t original_n = 0;  // n, which must be 4/3 of x's last size
   TensorView out;          // [m, n] uint8, contiguous
 };
 

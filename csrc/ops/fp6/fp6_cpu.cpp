@@ -23,10 +23,11 @@ void fp6_unpack_check(const Fp6UnpackParams& params) {
   check_device(kOp, "x", params.x, params.x.device, "x");
   check_dtype(kOp, "x", params.x, {DType::kUint8});
   check_rank(kOp, "x", params.x, 2);
-  LTX_CHECK(
-      params.original_n >= 0 && params.original_n % 4 == 0,
-      std::string(kOp) + ": original_n must be a multiple of 4 and >= 0, got " + std::to_string(params.original_n));
-  check_shape(kOp, "x", params.x, {params.x.size(0), params.original_n / 4 * 3});
+  LTX_CHECK(params.x.size(1) % 3 == 0,
+            std::string(kOp) + ": x must have a last size that is a multiple of 3, got " + shape_of(params.x));
+  const int64_t n = params.x.size(1) / 3 * 4;
+  LTX_CHECK(params.original_n == n, std::string(kOp) + ": original_n must be " + std::to_string(n) +
+                                        ", 4/3 of x's last size, got " + std::to_string(params.original_n));
   check_last_contiguous(kOp, "x", params.x);
 }
 

@@ -5,31 +5,30 @@
 #include <limits>
 
 #include "common/cuda/launch.h"
+#include "common/cuda/reduce.h"
 #include "common/fp6.h"
 #include "ops/fp6/fp6_words.h"
 
-// Four e4m3 bytes, or their three packed ones, are a group. A warp owns a tile of up to 512 groups of one row: 2048 and
-// 1536 bytes, four and three 16-byte vectors a lane, all loaded before the first is used. Vectors of both sides are
-// consecutive over the lanes of a warp; the packed side is turned in shared memory, where a lane's three words lie
-// three words apart from its neighbour's: 3 and 32 have no common factor, so each of them has its own bank. Warps share
-// nothing. Where a tile is not aligned to 16 bytes on both sides, and for what is left of it after the last 16 groups,
-// a lane takes a group at a time.
+// Four e4m3 bytes, or the three that they become, are a group. A warp owns a tile of up to 512 groups of one row, 2048
+// and 1536 bytes; warps share nothing. It moves both sides in 16-byte vectors that are consecutive over its lanes, four
+// and three a lane, and holds all that it loads in registers before it uses any. Between the two orders the packed side
+// passes through shared memory, by words of which a lane has three next to each other: 3 and 32 have no common factor,
+// so the lanes of an access meet 32 different banks. Two warp barriers a tile. What is left after the last 16 groups,
+// and all of a tile that is not aligned to 16 bytes on both sides, goes by bytes, a group a lane.
 namespace ltx {
 
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kLanes = 32;
 constexpr int kE4m3Group = 4;  // bytes of a group
 constexpr int kPackedGroup = 3;
 constexpr int kUnitGroups = 16;  // the fewest groups that are whole 16-byte vectors on both sides,
 constexpr int kE4m3Vectors = 4;  // namely as many as a group has bytes
 constexpr int kPackedVectors = 3;
-constexpr int kTileUnits = kLanes;
-constexpr int kTileGroups = kTileUnits * kUnitGroups;
+constexpr int kTileGroups = kWarpSize * kUnitGroups;
 
 struct PackedTile {
-  uint4 vectors[kPackedVectors * kLanes];
+  uint4 vectors[kPackedVectors * kWarpSize];
 
   // The words that the 16 e4m3 bytes `vector` of the tile become.
   __device__ uint32_t* words(int vector) { return reinterpret_cast<uint32_t*>(vectors) + 3 * vector; }
@@ -64,85 +63,76 @@ __device__ Tile locate(const Matrix& matrix, int64_t tile_idx) {
   return tile;
 }
 
-// What of a tile is moved by vectors. kWhole: it is full, so that no load waits for a comparison.
-template <bool kWhole>
-__device__ void pack_vectors(const Tile& tile, PackedTile& packed, int lane) {
-  const uint4* x = reinterpret_cast<const uint4*>(tile.x);
-  uint4* out = reinterpret_cast<uint4*>(tile.out);
-  uint4 e4m3[kE4m3Vectors] = {};
-#pragma unroll
-  for (int i = 0; i < kE4m3Vectors; ++i) {
-    const int vector = i * kLanes + lane;
-    if (kWhole || vector < tile.units * kE4m3Vectors) e4m3[i] = x[vector];
-  }
-#pragma unroll
-  for (int i = 0; i < kE4m3Vectors; ++i) {
-    const auto words = pack_fp6_words(std::bit_cast<std::array<uint32_t, 4>>(e4m3[i]));
-    for (int j = 0; j < 3; ++j) packed.words(i * kLanes + lane)[j] = words[j];
-  }
-  __syncwarp();  // every lane's words are written before any lane reads vectors
-#pragma unroll
-  for (int i = 0; i < kPackedVectors; ++i) {
-    const int vector = i * kLanes + lane;
-    if (kWhole || vector < tile.units * kPackedVectors) out[vector] = packed.vectors[vector];
-  }
-  __syncwarp();  // every lane has read before any lane writes the next tile
-}
-
-template <bool kWhole>
-__device__ void unpack_vectors(const Tile& tile, PackedTile& packed, int lane) {
-  const uint4* x = reinterpret_cast<const uint4*>(tile.x);
-  uint4* out = reinterpret_cast<uint4*>(tile.out);
-  uint4 loaded[kPackedVectors] = {};
-#pragma unroll
-  for (int i = 0; i < kPackedVectors; ++i) {
-    const int vector = i * kLanes + lane;
-    if (kWhole || vector < tile.units * kPackedVectors) loaded[i] = x[vector];
-  }
-#pragma unroll
-  for (int i = 0; i < kPackedVectors; ++i) packed.vectors[i * kLanes + lane] = loaded[i];
-  __syncwarp();  // every lane's vectors are written before any lane reads words
-#pragma unroll
-  for (int i = 0; i < kE4m3Vectors; ++i) {
-    const int vector = i * kLanes + lane;
-    const uint32_t* words = packed.words(vector);
-    const auto e4m3 = unpack_fp6_words({words[0], words[1], words[2]});
-    if (kWhole || vector < tile.units * kE4m3Vectors) out[vector] = std::bit_cast<uint4>(e4m3);
-  }
-  __syncwarp();  // every lane has read before any lane writes the next tile
-}
-
-__global__ void __launch_bounds__(kWarps* kLanes) fp6_pack_kernel(Matrix matrix) {
+__global__ void __launch_bounds__(kWarps* kWarpSize) fp6_pack_kernel(Matrix matrix) {
   __shared__ PackedTile packed_tiles[kWarps];
-  const int lane = threadIdx.x % kLanes;
-  const int warp = threadIdx.x / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  PackedTile& packed = packed_tiles[warp];
   for (int64_t idx = int64_t{blockIdx.x} * kWarps + warp; idx < matrix.num_tiles; idx += int64_t{gridDim.x} * kWarps) {
     const Tile tile = locate<kE4m3Group, kPackedGroup>(matrix, idx);
-    if (tile.units == kTileUnits) {
-      pack_vectors<true>(tile, packed_tiles[warp], lane);
-    } else if (tile.units > 0) {
-      pack_vectors<false>(tile, packed_tiles[warp], lane);
+    const uint4* x = reinterpret_cast<const uint4*>(tile.x);
+    uint4* out = reinterpret_cast<uint4*>(tile.out);
+
+    uint4 e4m3[kE4m3Vectors] = {};
+#pragma unroll
+    for (int i = 0; i < kE4m3Vectors; ++i) {
+      const int vector = i * kWarpSize + lane;
+      if (vector < tile.units * kE4m3Vectors) e4m3[i] = x[vector];
     }
+    __syncwarp();  // every lane has read the tile before; and no load may sink below, where it would wait alone
+
+#pragma unroll
+    for (int i = 0; i < kE4m3Vectors; ++i) {
+      const auto words = pack_fp6_words(std::bit_cast<std::array<uint32_t, 4>>(e4m3[i]));
+      for (int j = 0; j < 3; ++j) packed.words(i * kWarpSize + lane)[j] = words[j];
+    }
+    __syncwarp();  // every lane's words are written before any lane reads vectors
+
+#pragma unroll
+    for (int i = 0; i < kPackedVectors; ++i) {
+      const int vector = i * kWarpSize + lane;
+      if (vector < tile.units * kPackedVectors) out[vector] = packed.vectors[vector];
+    }
+
 #pragma unroll 1
-    for (int group = tile.units * kUnitGroups + lane; group < tile.groups; group += kLanes) {
+    for (int group = tile.units * kUnitGroups + lane; group < tile.groups; group += kWarpSize) {
       pack_fp6(tile.x + group * kE4m3Group, tile.out + group * kPackedGroup);
     }
   }
 }
 
-__global__ void __launch_bounds__(kWarps* kLanes) fp6_unpack_kernel(Matrix matrix) {
+__global__ void __launch_bounds__(kWarps* kWarpSize) fp6_unpack_kernel(Matrix matrix) {
   __shared__ PackedTile packed_tiles[kWarps];
-  const int lane = threadIdx.x % kLanes;
-  const int warp = threadIdx.x / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  PackedTile& packed = packed_tiles[warp];
   for (int64_t idx = int64_t{blockIdx.x} * kWarps + warp; idx < matrix.num_tiles; idx += int64_t{gridDim.x} * kWarps) {
     const Tile tile = locate<kPackedGroup, kE4m3Group>(matrix, idx);
-    if (tile.units == kTileUnits) {
-      unpack_vectors<true>(tile, packed_tiles[warp], lane);
-    } else if (tile.units > 0) {
-      unpack_vectors<false>(tile, packed_tiles[warp], lane);
+    const uint4* x = reinterpret_cast<const uint4*>(tile.x);
+    uint4* out = reinterpret_cast<uint4*>(tile.out);
+
+    uint4 loaded[kPackedVectors] = {};
+#pragma unroll
+    for (int i = 0; i < kPackedVectors; ++i) {
+      const int vector = i * kWarpSize + lane;
+      if (vector < tile.units * kPackedVectors) loaded[i] = x[vector];
     }
+    __syncwarp();  // every lane has read the tile before; and no load may sink below, where it would wait alone
+
+#pragma unroll
+    for (int i = 0; i < kPackedVectors; ++i) packed.vectors[i * kWarpSize + lane] = loaded[i];
+    __syncwarp();  // every lane's vectors are written before any lane reads words
+
+#pragma unroll
+    for (int i = 0; i < kE4m3Vectors; ++i) {
+      const int vector = i * kWarpSize + lane;
+      const uint32_t* words = packed.words(vector);
+      const auto e4m3 = unpack_fp6_words({words[0], words[1], words[2]});
+      if (vector < tile.units * kE4m3Vectors) out[vector] = std::bit_cast<uint4>(e4m3);
+    }
+
 #pragma unroll 1
-    for (int group = tile.units * kUnitGroups + lane; group < tile.groups; group += kLanes) {
+    for (int group = tile.units * kUnitGroups + lane; group < tile.groups; group += kWarpSize) {
       unpack_fp6(tile.x + group * kPackedGroup, tile.out + group * kE4m3Group);
     }
   }
@@ -164,7 +154,7 @@ void launch(const char* op, void (*kernel)(Matrix), const TensorView& x, const T
                       .row_tiles = row_tiles,
                       .num_tiles = rows * row_tiles};
   const int64_t blocks = std::min<int64_t>((matrix.num_tiles + kWarps - 1) / kWarps, std::numeric_limits<int>::max());
-  kernel<<<static_cast<unsigned>(blocks), kWarps * kLanes, 0, stream>>>(matrix);
+  kernel<<<static_cast<unsigned>(blocks), kWarps * kWarpSize, 0, stream>>>(matrix);
   LTX_CUDA_CHECK(cudaGetLastError(), op);
 }
 

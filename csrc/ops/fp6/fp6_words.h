@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // pack_fp6 and unpack_fp6 of common/fp6.h on 16 and 12 bytes at once, in 32-bit words: what the CUDA kernels compute,
-// for the host too, so that a test without a GPU can compare the two. About 14 and 12 instructions a word.
+// for the host too, so that a test without a GPU can compare the two.
 namespace ltx {
 
 // Byte i of the result is the byte of b:a (a the low word) that digit i of the selector names.

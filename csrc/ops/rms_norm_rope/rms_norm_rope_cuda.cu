@@ -38,7 +38,8 @@ void rms_norm_rope_cuda(const RmsNormRopeParams& params, Stream stream) {
                           .share_tables = false,
                           .vectors = reads_vectors(params),
                           .hidden = params.x.size(-1),
-                          .eps = static_cast<float>(params.eps)};
+                          .eps = static_cast<float>(params.eps),
+                          .device = params.x.device.index};
   launch("rms_norm_rope", args, stream);
 }
 
@@ -50,7 +51,8 @@ void rms_norm_rope_qk_cuda(const RmsNormRopeQkParams& params, Stream stream) {
                           .vectors = reads_vectors(params.q) && reads_vectors(params.k) &&
                                      table_step_of(params.q) == table_step_of(params.k),
                           .hidden = params.q.x.size(-1),
-                          .eps = static_cast<float>(params.q.eps)};
+                          .eps = static_cast<float>(params.q.eps),
+                          .device = params.q.x.device.index};
   launch("rms_norm_rope_qk", args, stream);
 }
 

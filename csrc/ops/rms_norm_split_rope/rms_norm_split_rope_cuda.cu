@@ -38,7 +38,8 @@ void rms_norm_split_rope_cuda(const RmsNormSplitRopeParams& params, Stream strea
                           .share_tables = false,
                           .vectors = reads_vectors(params),
                           .hidden = params.x.size(2),
-                          .eps = static_cast<float>(params.eps)};
+                          .eps = static_cast<float>(params.eps),
+                          .device = params.x.device.index};
   launch("rms_norm_split_rope", args, stream);
 }
 
@@ -49,7 +50,8 @@ void rms_norm_split_rope_qk_cuda(const RmsNormSplitRopeQkParams& params, Stream 
                           .share_tables = share_tables(tensors_of(params.q), tensors_of(params.k)),
                           .vectors = reads_vectors(params.q) && reads_vectors(params.k),
                           .hidden = params.q.x.size(2),
-                          .eps = static_cast<float>(params.q.eps)};
+                          .eps = static_cast<float>(params.q.eps),
+                          .device = params.q.x.device.index};
   launch("rms_norm_split_rope_qk", args, stream);
 }
 

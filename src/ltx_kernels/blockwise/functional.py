@@ -165,7 +165,7 @@ def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
 
     Args:
         x: uint8 ``[m, original_n * 3/4]``. Any row stride with a contiguous last dimension.
-        original_n: values in a row, original_n % 4 == 0.
+        original_n: values in a row, 4/3 of x's last size.
 
     Returns:
         uint8 ``[m, original_n]``, to be viewed as fp8.
