@@ -1,14 +1,12 @@
 """rms_norm_rope and its _qk form, on every device, against float64."""
 
-import dataclasses
-
 import pytest
 import torch
 from cases.norm_rope import CASES, NormRopeCase, lay_out
 from reference import assert_rounded_once
 from torch import Tensor
 
-from ltx_kernels.blockwise import rms_norm_rope, rms_norm_rope_qk
+from ltx_kernels.blockwise import rms_norm_rope
 
 op = torch.ops.ltx_kernels.rms_norm_rope.default
 qk_op = torch.ops.ltx_kernels.rms_norm_rope_qk.default
