@@ -158,6 +158,27 @@ def fp6_pack_tensor(x: Tensor) -> Tensor:
     Returns:
         uint8 ``[m, n * 3/4]``. What does not fit, NaN too, becomes the largest value of its sign.
 
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    return call(_ops.fp6_pack.default, x)
+
+
+def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
+    """The e4m3 bytes of packed 6-bit codes: what :func:`fp6_pack_tensor` packed, if it all fitted.
+
+    Args:
+        x: uint8 ``[m, original_n * 3/4]``. Any row stride with a contiguous last dimension.
+        original_n: values in a row, 4/3 of x's last size.
+
+    Returns:
+        uint8 ``[m, original_n]``, to be viewed as fp8.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    return call(_ops.fp6_unpack.default, x, original_n)
+
 
 def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, Tensor]:
     """e4m3 values and one scale for each row and 128 columns, optionally of GELU(x).
@@ -178,20 +199,6 @@ def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, T
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.fp6_pack.default, x)
-
-
-def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
-    """The e4m3 bytes of packed 6-bit codes: what :func:`fp6_pack_tensor` packed, if it all fitted.
-
-    Args:
-        x: uint8 ``[m, original_n * 3/4]``. Any row stride with a contiguous last dimension.
-        original_n: values in a row, 4/3 of x's last size.
-
-    Returns:
-        uint8 ``[m, original_n]``, to be viewed as fp8.
-
-
     if gelu not in _GELU_FORMS:
         raise RuntimeError(f"quantize: gelu must be None, 'tanh' or 'sigmoid', got {gelu!r}")
     return call(_ops.quantize.default, x, _GELU_FORMS[gelu])
@@ -224,9 +231,6 @@ def blockwise_dequantize(pair: tuple[Tensor, Tensor]) -> Tensor:
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.fp6_unpack.default, x, original_n)
-
-
     q, scales = pair
     return call(_ops.dequantize.default, q, scales)
 
