@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ltx_kernels._backends import BACKENDS
+
 # cmake, uv and the like are found in an environment that is not activated too.
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
 
@@ -22,9 +24,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device of this machine: a test that takes it runs once for each."""
+    """Each device of this machine: a test that takes it runs once for each that its module's OP has code for."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU: torch.cuda.is_available() is False")
+    op = getattr(request.module, "OP", None)
+    if op is not None and request.param not in BACKENDS[op]:
+        pytest.skip(f"{op} has no {request.param} code: BACKENDS[{op!r}] is {BACKENDS[op]}")
     return request.param
 
 

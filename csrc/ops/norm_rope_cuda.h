@@ -8,7 +8,6 @@
 #include "common/cuda/launch.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
-#include "common/device.h"
 #include "common/rows.h"
 
 // The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
@@ -49,8 +48,8 @@ struct NormRopeVectorTask {
   int64_t sin_inner_stride;
   int64_t cos_head_stride;
   int64_t sin_head_stride;
-  int inner;     // rows are outer * inner + inner index
-  int num_rows;  // outer * inner
+  uint32_t outer;
+  uint32_t inner;
   int half;
   DType weights_dtype;
 };
@@ -147,18 +146,36 @@ __device__ inline float reciprocal_rms(float sum, float hidden_inverse, float ep
   return sum < __uint_as_float(kInfinityBits) ? rstd : __uint_as_float(kQuietNanBits);
 }
 
-__device__ inline void load_weights(float (&w)[kVector], const void* weights, DType dtype, int offset) {
-  if (weights == nullptr) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) w[i] = 1.0f;
-  } else if (dtype == DType::kBFloat16) {
-    unpack(load<__nv_bfloat16, kVector>(static_cast<const __nv_bfloat16*>(weights) + offset), w);
-  } else if (dtype == DType::kFloat16) {
-    unpack(load<__half, kVector>(static_cast<const __half*>(weights) + offset), w);
-  } else {
-    unpack(load<float, kVector>(static_cast<const float*>(weights) + offset), w);
+// A unit's weights. Those of two bytes are loaded at once, as they are in memory; those of four when they are used,
+// which takes longer and half the registers.
+struct UnitWeights {
+  const void* weights;
+  DType dtype;
+  Packed<uint16_t, kVector> packed[2];
+
+  template <class Layout>
+  __device__ UnitWeights(const NormRopeVectorTask& task, const Layout& unit)
+      : weights(task.weights), dtype(task.weights_dtype), packed{} {
+    if (weights == nullptr || dtype == DType::kFloat32) return;
+    packed[0] = load<uint16_t, kVector>(static_cast<const uint16_t*>(weights) + unit.first);
+    packed[1] = load<uint16_t, kVector>(static_cast<const uint16_t*>(weights) + unit.second);
   }
-}
+
+  // v *= the weights of one vector, which begins at `offset` of the row.
+  __device__ void scale(float (&v)[kVector], int vector, int offset) const {
+    if (weights == nullptr) return;
+    float w[kVector];
+    if (dtype == DType::kBFloat16) {
+      unpack(reinterpret_packed<__nv_bfloat16>(packed[vector]), w);
+    } else if (dtype == DType::kFloat16) {
+      unpack(reinterpret_packed<__half>(packed[vector]), w);
+    } else {
+      unpack(load<float, kVector>(static_cast<const float*>(weights) + offset), w);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) v[i] *= w[i];
+  }
+};
 
 template <class X>
 __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const float (&v)[kVector]) {
@@ -173,140 +190,88 @@ __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const flo
   }
 }
 
-// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold: two packed
-// rows, and x and its weights in fp32.
-template <class X, class Table, class Layout, int kTensors>
+// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold.
+template <class X, class Table, class Layout>
 constexpr int max_threads() {
-  constexpr int kPackedBytes =
-      kTensors * kUnit * sizeof(X) + 2 * Layout::kTableVectors * Layout::kTableValues * sizeof(Table);
-  constexpr int kHeldRegisters = 2 * kPackedBytes / 4 + 2 * kTensors * kUnit;
-  return kHeldRegisters <= 64 ? 768 : kHeldRegisters <= 112 ? 512 : 256;
+  constexpr int kPackedBytes = kUnit * sizeof(X) + 2 * Layout::kTableVectors * Layout::kTableValues * sizeof(Table);
+  return kPackedBytes <= 64 ? 768 : 512;
 }
 
-// A row's index, outer and inner, that moves on by many rows at a time without a division.
-struct RowCursor {
-  int row;
-  int outer;
-  int inner;
+// A block owns row (blockIdx.y, inner) of one tensor, a thread one unit of it. The thread issues all its loads at once,
+// holds the values as they are in memory through the reduction (one barrier), then rotates and stores.
+template <class X, class Table, class Layout>
+__device__ void norm_rope_row(const NormRopeVectorArgs& args, const NormRopeVectorTask& task, uint32_t inner,
+                              BlockSumShared<1>& shared) {
+  const uint32_t outer = blockIdx.y;
+  if (outer >= task.outer || inner >= task.inner) return;
+  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
+  const Layout unit(args, task, active ? static_cast<int>(threadIdx.x) : 0);
 
-  __device__ RowCursor(int first, int num_inner) : row(first), outer(0), inner(first) { carry(num_inner); }
-  __device__ void advance(int rows, int num_inner) {
-    row += rows;
-    inner += rows;
-    carry(num_inner);
-  }
-  __device__ int64_t offset(int64_t outer_stride, int64_t inner_stride) const {
-    return outer * outer_stride + inner * inner_stride;
-  }
-
- private:
-  __device__ void carry(int num_inner) {
-    while (inner >= num_inner) {
-      inner -= num_inner;
-      ++outer;
-    }
-  }
-};
-
-// What a thread holds of one row, as it lies in memory.
-template <class X, class Table, class Layout, int kTensors>
-struct PackedUnit {
-  Packed<X, kVector> x[kTensors][2];
-  Packed<Table, Layout::kTableValues> cos[Layout::kTableVectors];
-  Packed<Table, Layout::kTableValues> sin[Layout::kTableVectors];
-
-  __device__ void load(const NormRopeVectorTask* tasks, const Layout& unit, const RowCursor& at) {
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      const NormRopeVectorTask& own = tasks[tensor];
-      const X* from = static_cast<const X*>(own.x) + at.offset(own.x_outer_stride, own.x_inner_stride);
-      x[tensor][0] = load_once<X, kVector>(from + unit.first);
-      x[tensor][1] = load_once<X, kVector>(from + unit.second);
-    }
-    const NormRopeVectorTask& task = tasks[0];
+  Packed<X, kVector> x[2] = {};
+  Packed<Table, Layout::kTableValues> packed_cos[Layout::kTableVectors];
+  Packed<Table, Layout::kTableValues> packed_sin[Layout::kTableVectors];
+  if (active) {
+    const X* x_row = static_cast<const X*>(task.x) + outer * task.x_outer_stride + inner * task.x_inner_stride;
+    x[0] = load<X, kVector>(x_row + unit.first);
+    x[1] = load<X, kVector>(x_row + unit.second);
     const Table* cos_row =
-        static_cast<const Table*>(task.cos) + at.offset(task.cos_outer_stride, task.cos_inner_stride);
+        static_cast<const Table*>(task.cos) + outer * task.cos_outer_stride + inner * task.cos_inner_stride;
     const Table* sin_row =
-        static_cast<const Table*>(task.sin) + at.offset(task.sin_outer_stride, task.sin_inner_stride);
+        static_cast<const Table*>(task.sin) + outer * task.sin_outer_stride + inner * task.sin_inner_stride;
 #pragma unroll
     for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
-      cos[vector] = load_once<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
-      sin[vector] = load_once<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
+      packed_cos[vector] = load<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
+      packed_sin[vector] = load<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
     }
   }
-};
+  const UnitWeights weights(task, unit);
 
-// Blocks stride over the rows of kTensors tensors that share tables, or of task blockIdx.y alone. A thread owns one
-// unit of every row of its block. It keeps the unit's weights in registers and loads the next row before it reduces the
-// present one, so that loads are always in flight. One barrier a row: the sums alternate between two buffers, and no
-// warp is more than one barrier ahead of another.
-template <class X, class Table, class Layout, int kTensors>
-__global__ void __launch_bounds__(max_threads<X, Table, Layout, kTensors>(), 1)
+  float v[2][kVector];
+  float sums[1] = {};
+#pragma unroll
+  for (int vector = 0; vector < 2; ++vector) {
+    float partial = 0.0f;  // of each vector: two chains of additions in flight
+    unpack(x[vector], v[vector]);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) partial += v[vector][i] * v[vector][i];
+    sums[0] += partial;
+  }
+  block_sum(sums, shared);
+  let_next_kernel_start();
+  if (!active) return;
+
+  const float rstd = reciprocal_rms(sums[0], args.hidden_inverse, args.eps);
+  float cos[Layout::kTableVectors][Layout::kTableValues];
+  float sin[Layout::kTableVectors][Layout::kTableValues];
+#pragma unroll
+  for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
+    unpack(packed_cos[vector], cos[vector]);
+    unpack(packed_sin[vector], sin[vector]);
+  }
+#pragma unroll
+  for (int vector = 0; vector < 2; ++vector) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd;
+    weights.scale(v[vector], vector, vector == 0 ? unit.first : unit.second);
+  }
+  Layout::rotate(v, cos, sin);
+  const int64_t out_row = (static_cast<int64_t>(outer) * task.inner + inner) * args.hidden;
+  store_rotated<X>(task.out, args.out_fp8, out_row + unit.first, v[0]);
+  store_rotated<X>(task.out, args.out_fp8, out_row + unit.second, v[1]);
+}
+
+// kTasks is 1 or 2. Of two tasks the blocks alternate: q's and k's blocks of a row are scheduled together, so that what
+// the second reads of a table that both share comes from the L2 cache.
+template <class X, class Table, class Layout, int kTasks>
+__global__ void __launch_bounds__(max_threads<X, Table, Layout>(), 1)
     norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
-  const NormRopeVectorTask* tasks = args.tasks + (kTensors == 1 ? blockIdx.y : 0);
-  const int num_rows = tasks[0].num_rows;
-  const int num_inner = tasks[0].inner;
-  const int step = static_cast<int>(gridDim.x);
-  RowCursor at(static_cast<int>(blockIdx.x), num_inner);
-  const Layout unit(args, tasks[0], static_cast<int>(threadIdx.x));
-  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
-
-  PackedUnit<X, Table, Layout, kTensors> present = {};
-  if (active && at.row < num_rows) present.load(tasks, unit, at);
-  float weights[kTensors][2][kVector];
-  if (active) {
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      load_weights(weights[tensor][0], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.first);
-      load_weights(weights[tensor][1], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.second);
-    }
-  }
-
-  __shared__ BlockSumShared<kTensors> shared[2];
-  for (int parity = 0; at.row < num_rows; parity ^= 1) {
-    const int row = at.row;
-    at.advance(step, num_inner);
-    PackedUnit<X, Table, Layout, kTensors> next = {};
-    if (active && at.row < num_rows) next.load(tasks, unit, at);
-
-    float v[kTensors][2][kVector];
-    float sums[kTensors];
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      float partial[2] = {};
-#pragma unroll
-      for (int vector = 0; vector < 2; ++vector) {
-        unpack(present.x[tensor][vector], v[tensor][vector]);
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) partial[vector] += v[tensor][vector][i] * v[tensor][vector][i];
-      }
-      sums[tensor] = partial[0] + partial[1];
-    }
-    block_sum(sums, shared[parity]);
-
-    if (active) {
-      float cos[Layout::kTableVectors][Layout::kTableValues];
-      float sin[Layout::kTableVectors][Layout::kTableValues];
-#pragma unroll
-      for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
-        unpack(present.cos[vector], cos[vector]);
-        unpack(present.sin[vector], sin[vector]);
-      }
-#pragma unroll
-      for (int tensor = 0; tensor < kTensors; ++tensor) {
-        const float rstd = reciprocal_rms(sums[tensor], args.hidden_inverse, args.eps);
-#pragma unroll
-        for (int vector = 0; vector < 2; ++vector) {
-#pragma unroll
-          for (int i = 0; i < kVector; ++i) v[tensor][vector][i] *= rstd * weights[tensor][vector][i];
-        }
-        Layout::rotate(v[tensor], cos, sin);
-        const int64_t out_row = static_cast<int64_t>(row) * args.hidden;
-        store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.first, v[tensor][0]);
-        store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.second, v[tensor][1]);
-      }
-    }
-    present = next;
+  __shared__ BlockSumShared<1> shared;
+  wait_for_previous_kernel();
+  // Each task by a constant index: its fields are then operands of the instructions, not loads.
+  if (kTasks == 1 || blockIdx.x % 2 == 0) {
+    norm_rope_row<X, Table, Layout>(args, args.tasks[0], blockIdx.x / kTasks, shared);
+  } else {
+    norm_rope_row<X, Table, Layout>(args, args.tasks[1], blockIdx.x / kTasks, shared);
   }
 }
 
@@ -383,8 +348,7 @@ inline bool is_aligned(const TensorView& view, int64_t bytes) {
 struct NormRopeArgs {
   NormRopeTask tasks[2];
   int num_tasks;
-  bool share_tables;  // both tasks have the rows and the tables of the first
-  bool vectors;       // norm_rope_kernel can read all tensors
+  bool vectors;  // norm_rope_kernel can read all tensors
   int64_t hidden;
   float eps;
   int device;
@@ -428,12 +392,6 @@ inline bool reads_vectors(const NormRopeTensors& tensors, int table_values) {
          is_aligned(tensors.sin, table_bytes) && (!tensors.weights || is_aligned(*tensors.weights, 16));
 }
 
-// Whether k has the rows and the tables of q: then one block does a row of both.
-inline bool share_tables(const NormRopeTensors& q, const NormRopeTensors& k) {
-  return q.x.rank == k.x.rank && std::equal(q.x.sizes.begin(), q.x.sizes.begin() + q.x.rank, k.x.sizes.begin()) &&
-         q.cos == k.cos && q.sin == k.sin;
-}
-
 inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
   const auto outer_stride = [&task](int tensor) { return task.rows.rank == 2 ? task.rows.strides[tensor][0] : 0; };
   const auto inner_stride = [&task](int tensor) {
@@ -452,59 +410,50 @@ inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
           .sin_inner_stride = inner_stride(2),
           .cos_head_stride = task.cos_head_stride,
           .sin_head_stride = task.sin_head_stride,
-          .inner = static_cast<int>(task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1),
-          .num_rows = static_cast<int>(task.rows.count),
+          .outer = static_cast<uint32_t>(task.rows.rank == 2 ? task.rows.sizes[0] : 1),
+          .inner = static_cast<uint32_t>(task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1),
           .half = static_cast<int>(task.half),
           .weights_dtype = task.weights_dtype};
 }
 
-// Blocks of the kernel that a multiprocessor holds, by registers and threads: the kernel uses next to no shared memory.
-inline int blocks_per_sm(int registers, int threads) {
-  constexpr int kRegisters = 65536;
-  constexpr int kMaxThreads = 1536;  // of the smallest multiprocessors (8.6, 8.9, 12.0)
-  constexpr int kRegisterUnit = 8;   // registers of a thread are given out in eights
-  const int registers_given = (registers + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
-  return std::max(1, std::min(kRegisters / (registers_given * threads), kMaxThreads / threads));
-}
-
-// One launch for all tasks; false where they differ in what the kernel takes as one, or have more rows than it counts.
-template <class X, class Table, class Layout, int kTensors>
+// One launch for all tasks; false where they differ in what the kernel takes as one, or do not fit a grid or a block.
+template <class X, class Table, class Layout, int kTasks>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
-  constexpr int64_t kMaxRows = 1 << 30;  // a cursor may run past the last row by a grid
-  constexpr auto kKernel = norm_rope_kernel<X, Table, Layout, kTensors>;
-  const auto threads = static_cast<int>((args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize);
-  if (args.hidden / kUnit > max_threads<X, Table, Layout, kTensors>() || max_rows(args) > kMaxRows) return false;
+  constexpr int64_t kMaxGridX = 0x7FFFFFFF;
+  constexpr int64_t kMaxGridY = 0xFFFF;
+  const int64_t threads = (args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize;
+  if (threads > max_threads<X, Table, Layout>()) return false;
+
   NormRopeVectorArgs vector_args{.tasks = {},
                                  .hidden = static_cast<int>(args.hidden),
                                  .out_fp8 = args.tasks[0].out_dtype == DType::kFp8,
                                  .units_per_head_inverse = 0,
                                  .hidden_inverse = 1.0f / static_cast<float>(args.hidden),
                                  .eps = args.eps};
-  for (int i = 0; i < args.num_tasks; ++i) {
-    if (args.tasks[i].rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
+  int64_t inner = 0;
+  int64_t outer = 0;
+  for (int i = 0; i < kTasks; ++i) {
+    const Rows<3>& rows = args.tasks[i].rows;
+    if (rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
+    inner = std::max(inner, rows.rank > 0 ? rows.sizes[rows.rank - 1] : 1);
+    outer = std::max(outer, rows.rank == 2 ? rows.sizes[0] : 1);
+    if (inner > kMaxGridX / kTasks || outer > kMaxGridY) return false;
     vector_args.tasks[i] = vector_task(args.tasks[i]);
   }
   const int64_t units_per_head = args.tasks[0].half / kVector;
   vector_args.units_per_head_inverse =
       static_cast<uint32_t>(((1 << SplitLayout::kInverseBits) + units_per_head - 1) / units_per_head);
 
-  static const int registers = [] {
-    cudaFuncAttributes attributes{};
-    LTX_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kKernel), "norm_rope_kernel");
-    return attributes.numRegs;
-  }();
-  const int num_launches = args.num_tasks / kTensors;
-  const int64_t resident = int64_t{blocks_per_sm(registers, threads)} * cuda_num_sms(args.device);
-  const dim3 grid(static_cast<unsigned>(std::min(max_rows(args), resident)), static_cast<unsigned>(num_launches));
-  kKernel<<<grid, static_cast<unsigned>(threads), 0, stream>>>(vector_args);
-  LTX_CUDA_CHECK(cudaGetLastError(), op);
+  const dim3 grid(static_cast<unsigned>(inner * kTasks), static_cast<unsigned>(outer));
+  launch_overlapping(op, norm_rope_kernel<X, Table, Layout, kTasks>, grid, static_cast<int>(threads), args.device,
+                     stream, vector_args);
   return true;
 }
 
 template <class X, class Table, class Layout>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
-  return (args.share_tables && launch_vectors<X, Table, Layout, 2>(op, args, stream)) ||
-         launch_vectors<X, Table, Layout, 1>(op, args, stream);
+  return args.num_tasks == 1 ? launch_vectors<X, Table, Layout, 1>(op, args, stream)
+                             : launch_vectors<X, Table, Layout, 2>(op, args, stream);
 }
 
 // False if there is no instance for the dtypes, or none that takes these rows.

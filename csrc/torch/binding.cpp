@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "blockwise/quantize_block.h"
 #include "common/device.h"
 #include "torch/binding.h"
 
@@ -96,6 +97,10 @@ std::optional<TensorView> view(const std::optional<Tensor>& tensor) {
   return tensor ? std::optional(view(*tensor)) : std::nullopt;
 }
 
+DType dtype_of(torch::headeronly::ScalarType dtype) {
+  return from_torch(torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)));
+}
+
 Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device) {
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();
@@ -112,11 +117,24 @@ Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device) 
   return Tensor(tensor);
 }
 
+Tensor empty_scales(const TensorView& x) {
+  const int64_t rows = x.num_rows();
+  const int64_t blocks = num_blocks(x.size(-1));
+  const int64_t padded = padded_rows(rows);
+  return as_strided(empty({blocks, padded}, DType::kFloat32, x.device), {rows, blocks}, {1, padded});
+}
+
 Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides) {
   AtenTensorHandle viewed = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.begin(),
                                                         strides.begin(), 0, &viewed));
   return Tensor(viewed);
+}
+
+DeviceGuard::DeviceGuard(int device) {
+  int32_t current = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
+  if (current != device) guard_.emplace(device);  // torch's guard costs an allocation even where nothing changes
 }
 
 Stream current_stream(int device) {
@@ -134,11 +152,12 @@ Stream current_stream(int device) {
 
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda) {
   if (device.kind == Device::Kind::kCpu) return;
-  const std::string where = std::string(op) + ": " + name + " must be on cpu ";
-  LTX_CHECK(has_cuda, where + "(this build has no CUDA code for the op), got " + to_string(device));
+  LTX_CHECK(has_cuda, std::string(op) + ": " + name + " must be on cpu (this build has no CUDA code for the op), got " +
+                          to_string(device));
   if constexpr (kBuiltCuda) {
     const std::string& lacking = cuda_device_lacks(device.index);
-    LTX_CHECK(lacking.empty(), where + "(" + lacking + "), got " + to_string(device));
+    LTX_CHECK(lacking.empty(),
+              std::string(op) + ": " + name + " must be on cpu (" + lacking + "), got " + to_string(device));
   }
 }
 

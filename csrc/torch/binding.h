@@ -8,6 +8,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <type_traits>
 
 #include "common/built.h"
 #include "common/check.h"
@@ -21,6 +22,7 @@ using torch::stable::Tensor;
 TensorView view(const Tensor& tensor);
 TensorView mutable_view(const Tensor& tensor);  // of an output, or of an argument that the op writes to
 std::optional<TensorView> view(const std::optional<Tensor>& tensor);
+DType dtype_of(torch::headeronly::ScalarType dtype);
 
 // Uninitialized and contiguous, on `device`.
 Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device);
@@ -30,8 +32,19 @@ inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Dev
 inline Tensor empty_like(const TensorView& like, DType dtype) {
   return empty(like.sizes.data(), like.rank, dtype, like.device);
 }
+// Uninitialized scales of all rows and blocks of `x`, laid out as blockwise/quantize_block.h says.
+Tensor empty_scales(const TensorView& x);
 // Another shape over the same memory.
 Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides);
+
+// Makes a CUDA device current for as long as it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+
+ private:
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
 
 // The stream that torch uses on `device` at this moment.
 Stream current_stream(int device);
@@ -40,13 +53,14 @@ Stream current_stream(int device);
 // `has_cuda`: this build has CUDA code for the op. Called after the op's own checks and before it allocates.
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda);
 
-// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard.
+// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard. kCuda is
+// nullptr for an op without CUDA code, which check_backend has refused elsewhere than on a CPU.
 template <auto kCpu, auto kCuda, class Params>
 void run(const Params& params, const Device& device) {
   if (device.kind == Device::Kind::kCpu) {
     kCpu(params);
-  } else if constexpr (kBuiltCuda) {
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
+  } else if constexpr (kBuiltCuda && !std::is_null_pointer_v<decltype(kCuda)>) {
+    const DeviceGuard guard(device.index);
     kCuda(params, current_stream(device.index));
   }
 }

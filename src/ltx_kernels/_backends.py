@@ -55,8 +55,9 @@ def get_backend(op: str, device: torch.device | str) -> str:
     """The backend that a call of an op with tensors on a device would run.
 
     Args:
-        op: a torch op's name or "linear".
-        device: where the call's tensors are.
+        op: a torch op's name or "linear". The layers run the product "fp8_gemm" where it has code for the device, else
+            they dequantize.
+        device: where the call's tensors are. On "meta" every op gives shapes alone.
 
     Raises:
         ValueError: an unknown op.
@@ -70,14 +71,23 @@ def get_backend(op: str, device: torch.device | str) -> str:
         return forced
     if forced is not None:
         _check_forced(op, forced, device)
-    if device.type == "cpu":
-        return "cpu"
+    reason = lacks("fp8_gemm" if op == "linear" else op, device)
+    if not reason:
+        return device.type
+    if op == "linear" and forced is None:
+        return "dequantize"
+    raise RuntimeError(f"{op}: {reason}")
+
+
+# A compiled graph keeps the answer as a constant: asking calls a torch op that returns text.
+@torch.compiler.assume_constant_result
+def lacks(op: str, device: torch.device) -> str:
+    """Why a torch op cannot run on a device, or an empty string."""
+    if device.type in ("cpu", "meta"):
+        return ""
     if device.type != "cuda" or "cuda" not in BACKENDS[op]:
-        raise RuntimeError(f"{op}: has no code for {device.type} tensors")
-    lacking = cuda_device_lacks(device)
-    if lacking:
-        raise RuntimeError(f"{op}: {lacking}")
-    return "cuda"
+        return f"has no code for {device.type} tensors"
+    return cuda_device_lacks(device)
 
 
 def cuda_device_lacks(device: torch.device) -> str:
@@ -95,6 +105,17 @@ def call(op: OpOverload, *args: Any) -> Any:
         if name in _forced:
             _check_forced(name, _forced[name], args[0].device)
     return op(*args)
+
+
+def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
+    """:func:`call` of an op that writes to its first argument, which therefore must not require grad."""
+    if torch.is_grad_enabled():
+        if x.requires_grad:
+            raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
+        if any(arg.requires_grad for arg in args):
+            _, *results = _ForwardOnlyInPlace.apply(op, x, *args)
+            return results[0] if len(results) == 1 else tuple(results)
+    return call(op, x, *args)
 
 
 def op_name(op: OpOverload) -> str:
@@ -116,3 +137,13 @@ class _ForwardOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(f"{op_name(ctx.op)}: has no backward, use torch.no_grad()")
+
+
+class _ForwardOnlyInPlace(_ForwardOnly):
+    """x is a result too: a backward through it must raise, not leave the other arguments out."""
+
+    @staticmethod
+    def forward(ctx: Any, op: OpOverload, *args: Any) -> Any:
+        ctx.mark_dirty(args[0])
+        out = _ForwardOnly.forward(ctx, op, *args)
+        return (args[0], *out) if isinstance(out, tuple) else (args[0], out)
