@@ -1,5 +1,7 @@
 """fp8_gemm on every device, against the float64 product of the dequantized operands."""
 
+import random
+
 import pytest
 import torch
 from behaviour import (
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from ltx_kernels.blockwise import blockwise_fp8_gemm, fp6_pack_tensor, fp6_unpack_tensor, gemm_config
 
+OP = "fp8_gemm"
 FP8 = torch.float8_e4m3fn
 op = torch.ops.ltx_kernels.fp8_gemm.default
 
@@ -52,26 +55,26 @@ def make_inputs(case: GemmCase, device: str) -> list:
 
 def dequantized(q: Tensor, scales: Tensor, rows_per_scale: int) -> Tensor:
     rows, k = q.shape
-    scales = scales.cpu().double().repeat_interleave(rows_per_scale, 0)[:rows]
-    return q.cpu().double() * scales.repeat_interleave(128, 1)[:, :k]
+    scales = scales.double().repeat_interleave(rows_per_scale, 0)[:rows]
+    return q.double() * scales.repeat_interleave(128, 1)[:, :k]
 
 
 def exact(inputs: list) -> tuple[Tensor, Tensor]:
-    """The result and the sum of the magnitudes that enter it, in float64 on the CPU."""
+    """The result and the sum of the magnitudes that enter it, in float64."""
     a, a_scales, b, b_scales, bias, residual = inputs[:6]
     if b.dtype == torch.uint8:
-        b = fp6_unpack_tensor(b.cpu(), a.shape[1]).view(FP8)
+        b = fp6_unpack_tensor(b.cpu(), a.shape[1]).view(FP8).to(a.device)
     a, b = dequantized(a, a_scales, 1), dequantized(b, b_scales, 128)
     out, magnitude = a @ b.T, a.abs() @ b.abs().T
     for term in (bias, residual):
         if term is not None:
-            out, magnitude = out + term.cpu().double(), magnitude + term.cpu().double().abs()
+            out, magnitude = out + term.double(), magnitude + term.double().abs()
     return out, magnitude
 
 
 def assert_close(out: Tensor, inputs: list, one_sign: bool) -> None:
     """Each element within what its formula's fp32 roundings add up to; on a GPU also what its tensor cores drop."""
-    expected, magnitude = exact(inputs)
+    expected, magnitude = (t.cpu() for t in exact(inputs))
     on_cpu = out.device.type == "cpu"
     k = inputs[0].shape[1]
     # The longest chain of roundings: the additions in a block, two products with scales, an addition a block, bias and
@@ -320,6 +323,195 @@ def test_refuses_tensors_on_two_devices(device: str) -> None:
             op(*inputs)
 
 
-def test_gemm_config_says_that_there_is_no_kernel() -> None:
-    with pytest.raises(RuntimeError, match="^gemm_config: fp8_gemm has no GPU kernel yet"):
-        gemm_config(1024, 4096, 4096)
+H200 = {"num_sms": 132, "capability": (9, 0)}
+
+
+def test_gemm_config_is_a_function_of_its_arguments() -> None:
+    config = gemm_config(4096, 4096, 4096, **H200)
+    assert config == (90, 128, 256, 4, 2, 1, 4)
+    assert config._fields == ("arch", "tile_m", "tile_n", "stages", "cluster_m", "split_k", "band")
+    assert gemm_config(126, 2048, 2048, **H200).split_k == 2
+    assert gemm_config(4096, 4096, 4096, num_sms=1, capability=(9, 0)).cluster_m == 1
+    with pytest.raises(RuntimeError) as error:
+        gemm_config(4096, 4096, 4096, num_sms=108, capability=(8, 0))
+    assert str(error.value) == "gemm_config: capability must be one with a kernel of fp8_gemm, got 8.0"
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+
+
+def all_configs() -> list[list[int]]:
+    """Every configuration that this device's sizes lead to."""
+    ms, ns = (1, 64, 126, 512, 1024, 2048, 4096, 32768), (64, 2048, 4096, 5120, 16384)
+    sizes = ((m, n, k) for m in ms for n in ns for k in (128, 4096))
+    return [list(config) for config in sorted({gemm_config(*size) for size in sizes})]
+
+
+def splits(config: list[int]) -> int:
+    return config[5]
+
+
+@on_gpu
+def test_every_configuration_of_sm90_is_reached() -> None:
+    if torch.cuda.get_device_capability() == (9, 0) and torch.cuda.get_device_properties().multi_processor_count == 132:
+        assert len(all_configs()) == 8
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP32])
+@pytest.mark.parametrize("residual", [False, True])
+def test_every_configuration_at_edges(dtype: torch.dtype, residual: bool) -> None:
+    """Poison lies around every operand; the sizes leave partial tiles, clusters and k blocks, and make several waves."""
+    for m, n, k in ((1, 8, 16), (7, 120, 144), (65, 264, 400), (130, 1280, 272), (300, 640, 1280), (2500, 2568, 640)):
+        case = GemmCase("forced", m, n, k, dtype, bias=True, residual=residual, a_gap=16, b_gap=32)
+        inputs = make_inputs(case, "cuda")
+        for config in all_configs():
+            if splits(config) <= blocks(k):
+                out = op(*inputs, config)
+                assert_close(out, inputs, False)
+                assert_same_bits(op(*inputs, config), out)
+
+
+def pool(rows: int, columns: int, *, one_sign: bool = False) -> Tensor:
+    values = torch.randn(rows, columns, device="cuda")
+    return (values.abs() if one_sign else values).to(FP8)
+
+
+@on_gpu
+def test_grid_of_sizes() -> None:
+    """The rows of the largest m are those of the smaller ones, so that one reference serves all."""
+    ms = (1, 2, 7, 8, 63, 64, 65, 126, 127, 128, 129, 255, 1000, 4097)
+    for k in (16, 128, 144, 400, 640, 2048, 4096, 8192):
+        a = pool(ms[-1], k)
+        a_scales = torch.rand(blocks(k), 4100, device="cuda").t()[: ms[-1]] + 0.5
+        for n in (8, 64, 120, 640, 2560, 4096, 5120):
+            b, b_scales = pool(n, k), torch.rand(blocks(n), blocks(k), device="cuda") + 0.5
+            expected, magnitude = exact([a, a_scales, b, b_scales, None, None])
+            for m in ms:
+                out = op(a[:m], a_scales[:m], b, b_scales, None, None, False, FP32)
+                error = (out.double() - expected[:m]).abs()
+                assert (error <= magnitude[:m] * 2.0**-10).all(), (m, n, k)
+                assert error.norm() < 1.6e-4 * expected[:m].norm(), (m, n, k)
+
+
+@on_gpu
+def test_random_sizes_and_layouts() -> None:
+    generator = random.Random(0)
+    for _ in range(1000):
+        case = GemmCase(
+            "drawn",
+            m=generator.randint(0, 400),
+            n=8 * generator.randint(1, 80),
+            k=16 * generator.randint(1, 80),
+            out_dtype=generator.choice([torch.bfloat16, torch.float16, FP32]),
+            bias=generator.random() < 0.5,
+            residual=generator.random() < 0.5,
+            fp6=generator.random() < 0.2,
+            scale_layout=generator.choice(["padded", "cloned", "row-major", "broadcast"]),
+            scale_dtype=generator.choice([torch.bfloat16, torch.float16, FP32]),
+            a_gap=generator.choice([0, 16, 64]),
+            b_gap=generator.choice([0, 16]),
+        )
+        inputs = make_inputs(case, "cuda")
+        assert_close(op(*inputs), inputs, False)
+
+
+@on_gpu
+def test_views_that_are_copied_or_read_element_by_element() -> None:
+    m, n, k = 70, 136, 272
+    inputs = make_inputs(GemmCase("views", m, n, k, bias=True, residual=True), "cuda")
+    expected = op(*inputs)
+    bias = torch.full((3 * n,), torch.nan, device="cuda")[1::3]
+    odd_bias = torch.full((n + 1,), torch.nan, device="cuda")[1:]
+    odd_residual = torch.full((m, n + 3), torch.nan, device="cuda", dtype=torch.bfloat16)[:, 1 : n + 1]
+    wide_b_scales = torch.full((2 * blocks(n), 3 * blocks(k)), torch.nan, device="cuda")[::2, ::3]
+    for view, slot in ((bias, 4), (odd_bias, 4), (odd_residual, 5), (wide_b_scales, 3)):
+        assert_same_bits(op(*inputs[:slot], view.copy_(inputs[slot]), *inputs[slot + 1 :]), expected)
+
+
+@on_gpu
+def test_one_row_of_a_for_all() -> None:
+    inputs = make_inputs(GemmCase("expanded", m=1), "cuda")
+    expected = op(*inputs).expand(70, -1)
+    inputs[0], inputs[1] = inputs[0].expand(70, -1), inputs[1].expand(70, -1)
+    assert_same_bits(op(*inputs), expected)
+
+
+@on_gpu
+def test_offsets_past_2_31() -> None:
+    n, k = 8, 144
+    inputs = make_inputs(GemmCase("far", 4, n, k, residual=True), "cuda")
+    expected = op(*inputs)
+    far = torch.empty(3 * 2**30 + 256, dtype=torch.uint8, device="cuda").view(FP8)
+    a = far.as_strided((4, k), (2**30, 1))
+    assert_same_bits(op(a.copy_(inputs[0]), *inputs[1:]), expected)
+    residual = far.view(torch.bfloat16).as_strided((4, n), (2**29, 1))
+    assert_same_bits(op(*inputs[:5], residual.copy_(inputs[5]), *inputs[6:]), expected)
+    b = far.as_strided((n, k), (3 * 2**30 // n // 16 * 16, 1))
+    assert_same_bits(op(*inputs[:2], b.copy_(inputs[2]), *inputs[3:]), expected)
+    del far, a, b, residual
+    m, n, k = 2**17 + 8, 2**14 + 8, 16  # the output has more than 2^31 elements
+    a, b = pool(m, k), pool(n, k)
+    a_scales, b_scales = torch.rand(1, m, device="cuda").t(), torch.rand(blocks(n), 1, device="cuda")
+    out = op(a, a_scales, b, b_scales, None, None, False, torch.bfloat16)
+    last = op(a[-8:].clone(), a_scales[-8:], b, b_scales, None, None, False, torch.bfloat16)
+    assert_same_bits(out[-8:], last)
+
+
+@on_gpu
+@pytest.mark.parametrize(("one_sign", "bound"), [(False, 1.6e-4), (True, 6e-4)])
+def test_error_of_fp32_output(one_sign: bool, bound: float) -> None:
+    for k in (4096, 65536):
+        a, b = pool(256, k, one_sign=one_sign), pool(512, k, one_sign=one_sign)
+        inputs = [a, torch.ones(256, blocks(k), device="cuda"), b, torch.ones(4, blocks(k), device="cuda"), None, None]
+        expected, _ = exact(inputs)
+        for config in all_configs():
+            error = (op(*inputs, False, FP32, config).double() - expected).norm() / expected.norm()
+            assert error < bound, (k, config, error)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP32])
+def test_nan_bits_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    inputs = make_inputs(GemmCase("nan", m=3, out_dtype=dtype, residual=True), "cpu")
+    inputs[1][1] = -torch.nan
+    inputs[5][2] = -torch.nan
+    bits = torch.int32 if dtype == FP32 else torch.int16
+    on_gpu = op(*(t.cuda() if isinstance(t, Tensor) else t for t in inputs)).cpu()
+    assert torch.equal(on_gpu[1:].view(bits), op(*inputs)[1:].view(bits))
+
+
+def gpu_refusals() -> list[tuple[dict[str, object], str]]:
+    a, b = (torch.zeros(5000, dtype=torch.uint8, device="cuda").view(FP8) for _ in range(2))
+    good = list(gemm_config(3, 8, 144))
+    return [
+        (
+            {"a": a.as_strided((3, 144), (152, 1))},
+            "a must have a row stride that is a multiple of 16 on a GPU, got 152",
+        ),
+        (
+            {"b": b.as_strided((8, 144), (150, 1))},
+            "b must have a row stride that is a multiple of 16 on a GPU, got 150",
+        ),
+        (
+            {"a": a[8 : 8 + 432].view(3, 144)},
+            "a must start at a multiple of 16 bytes on a GPU, got an address 8 bytes past one",
+        ),
+        (
+            {"b": b[1 : 1 + 1152].view(8, 144)},
+            "b must start at a multiple of 16 bytes on a GPU, got an address 1 bytes past one",
+        ),
+        ({"config": [90]}, "config must have 7 values, got 1 values"),
+        (
+            {"config": [*good[:1], 100, *good[2:]]},
+            "config must be one that gemm_config could return for this k, got another",
+        ),
+    ]
+
+
+@on_gpu
+def test_refuses_on_a_gpu() -> None:
+    for changes, message in gpu_refusals():
+        with pytest.raises(RuntimeError) as error:
+            op(*replaced(GemmCase("refused", 3, 8, 144), "cuda", **changes))
+        assert str(error.value) == f"fp8_gemm: {message}"

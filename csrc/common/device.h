@@ -4,6 +4,8 @@
 
 namespace ltx {
 
+inline constexpr int kMaxDevices = 64;
+
 // What keeps CUDA code of this build from running on a device of this machine, e.g. "device 0 is sm_75, built for
 // sm_80 sm_90a"; empty if nothing does. Looked up once a device.
 const std::string& cuda_device_lacks(int device);

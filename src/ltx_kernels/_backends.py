@@ -23,7 +23,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "rms_fma_quantize": ("cpu",),
     "rms_fma": ("cpu",),
     "gated_attention": ("cpu",),
-    "fp8_gemm": ("cpu",),
+    "fp8_gemm": ("cpu", "cuda"),
     "linear": ("cpu", "cuda", "dequantize"),
 }
 
@@ -87,13 +87,19 @@ def lacks(op: str, device: torch.device) -> str:
         return ""
     if device.type != "cuda" or "cuda" not in BACKENDS[op]:
         return f"has no code for {device.type} tensors"
-    return cuda_device_lacks(device)
+    reason = cuda_device_lacks(device)
+    if not reason and op == "fp8_gemm":
+        reason = torch.ops.ltx_kernels.fp8_gemm_device_lacks(_index(device))
+    return reason
 
 
 def cuda_device_lacks(device: torch.device) -> str:
     """Why this build's CUDA code cannot run on a device, or an empty string."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return torch.ops.ltx_kernels.cuda_device_lacks(index)
+    return torch.ops.ltx_kernels.cuda_device_lacks(_index(device))
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def call(op: OpOverload, *args: Any) -> Any:

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
+#include "blockwise/fp8_gemm/fp8_gemm_config.h"
 #include "common/stream.h"
 #include "common/tensor.h"
 
@@ -15,6 +17,12 @@
 // strides; nothing aliases the output. m >= 0; n a positive multiple of 8, k of 16; last blocks may be partial. A NaN
 // byte poisons what it enters, a NaN scale its block's outputs; a NaN in the output is the quiet one of its dtype.
 // Nothing past the m rows of a, residual and a_scales is read. Deterministic.
+//
+// On a GPU acc starts as the first product, the others are added by fused multiply-adds, and sums over a block have the
+// precision of the tensor cores. There no size is above 2^30; a and an e4m3 b start at multiples of 16 bytes, as do
+// their rows. A workspace holds what the kernels do not read in place: b unpacked, n * k bytes, if it is fp6; a_scales
+// in fp32, unless they are that, column-major and aligned as blockwise/quantize_block.h has them; bias, unless it is
+// contiguous and aligned to 8 bytes.
 //
 // use_fast_accum (half-precision sums on GPUs where those are faster) is a hint for packed fp6 b, whose range proves
 // that no sum overflows; the CPU backend never needs it.
@@ -30,11 +38,21 @@ struct Fp8GemmParams {
   std::optional<TensorView> bias;      // [n] fp32
   std::optional<TensorView> residual;  // [m, n] out_dtype
   bool use_fast_accum = false;
-  DType out_dtype = DType::kBFloat16;  // bf16, fp16 or fp32
-  TensorView out;                      // [m, n] contiguous, out_dtype
+  DType out_dtype = DType::kBFloat16;   // bf16, fp16 or fp32
+  std::optional<Fp8GemmConfig> config;  // for tests: the kernel and its tiles, instead of those chosen
+  TensorView out;                       // [m, n] contiguous, out_dtype
+  void* workspace = nullptr;            // [fp8_gemm_workspace_bytes(params)] bytes, aligned to 256
 };
 
 void fp8_gemm_check(const Fp8GemmParams& params);
+int64_t fp8_gemm_workspace_bytes(const Fp8GemmParams& params);
+// Whether the kernels read these in place.
+bool fp8_gemm_reads_scales(const TensorView& a_scales);
+bool fp8_gemm_reads_bias(const TensorView& bias);
 void fp8_gemm_cpu(const Fp8GemmParams& params);
+
+// What keeps the product from running on a device that runs this build's other CUDA code, or "".
+std::string fp8_gemm_device_lacks(int device);
+void fp8_gemm_cuda(const Fp8GemmParams& params, Stream stream);
 
 }  // namespace ltx

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "blockwise/fp8_gemm/fp8_gemm_block.h"
 #include "blockwise/quantize_block.h"
@@ -23,6 +24,33 @@ void check_multiple(const char* name, const TensorView& view, int dim, int64_t f
   LTX_CHECK(view.size(dim) > 0 && view.size(dim) % factor == 0,
             std::string(kOp) + ": " + name + " must have a " + (dim == 0 ? "first" : "last") +
                 " size that is a positive multiple of " + std::to_string(factor) + ", got " + shape_of(view));
+}
+
+// What TMA and asynchronous copies ask of a matrix of bytes.
+void check_alignment(const char* name, const TensorView& view) {
+  constexpr int64_t kAlignment = 16;
+  LTX_CHECK(view.size(0) <= 1 || view.stride(0) % kAlignment == 0,
+            std::string(kOp) + ": " + name + " must have a row stride that is a multiple of 16 on a GPU, got " +
+                std::to_string(view.stride(0)));
+  const uintptr_t address = reinterpret_cast<uintptr_t>(view.data);
+  LTX_CHECK(view.size(0) == 0 || address % kAlignment == 0,
+            std::string(kOp) + ": " + name + " must start at a multiple of 16 bytes on a GPU, got an address " +
+                std::to_string(address % kAlignment) + " bytes past one");
+}
+
+void check_cuda(const Fp8GemmParams& params) {
+  constexpr int64_t kMaxSize = int64_t{1} << 30;  // coordinates are 32-bit, also those of a last tile's end
+  for (const auto& [name, view] : {std::pair{"a", params.a}, std::pair{"b", params.b}}) {
+    LTX_CHECK(view.size(0) <= kMaxSize && view.size(1) <= kMaxSize,
+              std::string(kOp) + ": " + name + " must have sizes of at most 2^30 on a GPU, got " + shape_of(view));
+  }
+  check_alignment("a", params.a);
+  if (params.b.dtype == DType::kFp8) check_alignment("b", params.b);
+  if (!params.config) return;
+  const auto is_config = [&](const Fp8GemmCandidate& candidate) { return candidate.config == *params.config; };
+  LTX_CHECK(
+      std::ranges::any_of(kFp8GemmCandidates, is_config) && fp8_gemm_config_fits(*params.config, params.a.size(1)),
+      std::string(kOp) + ": config must be one that gemm_config could return for this k, got another");
 }
 
 // Scales have any strides, so their elements are loaded one by one: few, beside the products that share them.
@@ -142,6 +170,29 @@ void fp8_gemm_check(const Fp8GemmParams& params) {
   check_last_contiguous(kOp, "a", a);
   check_last_contiguous(kOp, "b", b);
   if (params.residual) check_last_contiguous(kOp, "residual", *params.residual);
+  if (a.device.kind == Device::Kind::kCuda) check_cuda(params);
+}
+
+bool fp8_gemm_reads_scales(const TensorView& a_scales) {
+  const int64_t m = a_scales.size(0);
+  return a_scales.dtype == DType::kFloat32 && reinterpret_cast<uintptr_t>(a_scales.data) % 16 == 0 &&
+         (m <= 1 || a_scales.stride(0) == 1) &&
+         (a_scales.size(1) == 1 || (a_scales.stride(1) >= m && a_scales.stride(1) % 4 == 0));
+}
+
+bool fp8_gemm_reads_bias(const TensorView& bias) {
+  return bias.stride(0) == 1 && reinterpret_cast<uintptr_t>(bias.data) % 8 == 0;
+}
+
+int64_t fp8_gemm_workspace_bytes(const Fp8GemmParams& params) {
+  const int64_t m = params.a.size(0);
+  const int64_t k = params.a.size(1);
+  if (params.a.device.kind != Device::Kind::kCuda || m == 0) return 0;
+  const int64_t n = params.b.size(0);
+  const int64_t b_bytes = params.b.dtype == DType::kUint8 ? n * k : 0;
+  const int64_t scale_bytes = fp8_gemm_reads_scales(params.a_scales) ? 0 : num_blocks(k) * padded_rows(m) * 4;
+  const int64_t bias_bytes = !params.bias || fp8_gemm_reads_bias(*params.bias) ? 0 : n * 4;
+  return b_bytes + scale_bytes + bias_bytes;
 }
 
 void fp8_gemm_cpu(const Fp8GemmParams& params) { fp8_gemm_cpu_by(fp8_gemm_block_kernels().front(), params); }

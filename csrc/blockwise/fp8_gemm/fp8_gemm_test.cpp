@@ -332,5 +332,96 @@ TEST(Fp8Gemm, RefusesShapesAndStrides) {
   EXPECT_EQ(refusal(params), "fp8_gemm: residual must have a contiguous last dimension, got stride 3");
 }
 
+// The checks and the workspace of a GPU are host code that reads no data.
+Fp8GemmParams on_gpu(Fp8GemmParams params) {
+  const Device cuda{Device::Kind::kCuda, 0};
+  for (TensorView* view : {&params.a, &params.a_scales, &params.b, &params.b_scales}) view->device = cuda;
+  for (std::optional<TensorView>* view : {&params.bias, &params.residual}) {
+    if (*view) (*view)->device = cuda;
+  }
+  const auto address = [](uintptr_t value) { return reinterpret_cast<void*>(value); };
+  params.a.data = address(4096);
+  params.b.data = address(4096);
+  params.a_scales.data = address(4096);
+  if (params.bias) params.bias->data = address(4096);
+  return params;
+}
+
+TEST(Fp8Gemm, RefusesOnAGpu) {
+  Product product{.m = 3, .n = kN, .k = 144};
+  const Fp8GemmParams good = on_gpu(product.params());
+  EXPECT_EQ(refusal(good), "no error");
+
+  Fp8GemmParams params = good;
+  params.a.strides[0] = 152;
+  EXPECT_EQ(refusal(params), "fp8_gemm: a must have a row stride that is a multiple of 16 on a GPU, got 152");
+  params.a.sizes[0] = params.a_scales.sizes[0] = 1;  // then it is never used
+  EXPECT_EQ(refusal(params), "no error");
+  params = good;
+  params.b.strides[0] = 145;
+  EXPECT_EQ(refusal(params), "fp8_gemm: b must have a row stride that is a multiple of 16 on a GPU, got 145");
+  params = good;
+  params.a.data = reinterpret_cast<void*>(4104);
+  EXPECT_EQ(refusal(params),
+            "fp8_gemm: a must start at a multiple of 16 bytes on a GPU, got an address 8 bytes past one");
+  params = good;
+  params.b.data = reinterpret_cast<void*>(4111);
+  EXPECT_EQ(refusal(params),
+            "fp8_gemm: b must start at a multiple of 16 bytes on a GPU, got an address 15 bytes past one");
+  params.b.dtype = DType::kUint8;  // packed fp6 is unpacked from anywhere
+  params.b.sizes[1] = 108;
+  params.b.strides[0] = 109;
+  EXPECT_EQ(refusal(params), "no error");
+
+  params = good;
+  params.a.sizes[0] = params.a_scales.sizes[0] = (int64_t{1} << 30) + 1;
+  EXPECT_EQ(refusal(params), "fp8_gemm: a must have sizes of at most 2^30 on a GPU, got [1073741825, 144]");
+
+  params = good;
+  for (const Fp8GemmCandidate& candidate : kFp8GemmCandidates) {
+    params.config = candidate.config;
+    EXPECT_EQ(refusal(params), "no error");
+  }
+  const std::string message = "fp8_gemm: config must be one that gemm_config could return for this k, got another";
+  params.config->stages += 1;
+  EXPECT_EQ(refusal(params), message);
+  Product short_k{.m = 3, .n = kN, .k = 128};
+  params = on_gpu(short_k.params());
+  params.config = fp8_gemm_config(64, 64, 4096, 132, 90);
+  ASSERT_EQ(params.config->split_k, 2);
+  EXPECT_EQ(refusal(params), message);  // one k block for two
+}
+
+TEST(Fp8Gemm, NeedsAWorkspaceForWhatItCannotReadInPlace) {
+  Product product{.m = 6, .n = kN, .k = 144, .bias = std::vector<float>(kN)};
+  Fp8GemmParams good = on_gpu(product.params());
+  good.a_scales.strides = {1, 8};  // column-major, padded to 8 rows
+  EXPECT_EQ(fp8_gemm_workspace_bytes(good), 0);
+  constexpr int64_t kScaleBytes = 2 * 8 * 4;  // two columns of 6 rows, padded to 8
+
+  Fp8GemmParams params = good;
+  params.a_scales.strides = {2, 1};
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kScaleBytes);
+  params.a_scales.strides = {1, 6};  // a column that does not start at 16 bytes
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kScaleBytes);
+  params.a_scales.strides = {1, 4};  // columns that overlap
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kScaleBytes);
+  params = good;
+  params.a_scales.dtype = DType::kBFloat16;
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kScaleBytes);
+  params = good;
+  params.a_scales.data = reinterpret_cast<void*>(4100);
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kScaleBytes);
+  params.b.dtype = DType::kUint8;
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kN * 144 + kScaleBytes);
+  params.bias->strides[0] = 3;
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kN * 144 + kScaleBytes + kN * 4);
+  params = good;
+  params.bias->data = reinterpret_cast<void*>(4100);
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), kN * 4);
+  params.a.device = {Device::Kind::kCpu, 0};
+  EXPECT_EQ(fp8_gemm_workspace_bytes(params), 0);
+}
+
 }  // namespace
 }  // namespace ltx

@@ -11,8 +11,6 @@ namespace ltx {
 
 namespace {
 
-constexpr int kMaxDevices = 64;
-
 struct DeviceInfo {
   std::once_flag once;
   int capability = 0;

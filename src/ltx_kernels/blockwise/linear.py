@@ -4,7 +4,7 @@ import functools
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,15 +67,47 @@ def blockwise_fp8_gemm(
     return call(_ops.fp8_gemm.default, *a, *b, bias, residual, use_fast_accum, out_dtype)
 
 
+class GemmConfig(NamedTuple):
+    """How a GPU kernel cuts a product into tiles."""
+
+    arch: int
+    """the kernel: 90 is that of Hopper"""
+    tile_m: int
+    """rows of the output that a block computes at a time"""
+    tile_n: int
+    """and columns"""
+    stages: int
+    """blocks of 128 along k that shared memory holds"""
+    cluster_m: int
+    """blocks with tiles below each other that share what they load of b"""
+    split_k: int
+    """blocks that share a tile, each summing a part of k"""
+    band: int
+    """clusters' tiles in m that are computed side by side"""
+
+
 def gemm_config(
     m: int, n: int, k: int, num_sms: int | None = None, capability: tuple[int, int] | None = None
-) -> NoReturn:
-    """How a GPU kernel would cut a product into tiles.
+) -> GemmConfig:
+    """How the GPU kernel of :func:`blockwise_fp8_gemm` cuts a product into tiles: a pure function of its arguments.
+
+    Args:
+        m, n, k: sizes of the product.
+        num_sms: multiprocessors of the device; None: of the current one.
+        capability: its compute capability, (9, 0) say; None: the current one's.
 
     Raises:
-        RuntimeError: this version has no GPU kernel of the product.
+        RuntimeError: devices of this capability have no kernel of the product.
     """
-    raise RuntimeError("gemm_config: fp8_gemm has no GPU kernel yet, so there is no configuration")
+    if num_sms is None:
+        num_sms = torch.cuda.get_device_properties().multi_processor_count
+    if capability is None:
+        capability = torch.cuda.get_device_capability()
+    major, minor = capability
+    config = _ops.fp8_gemm_config(m, n, k, num_sms, 10 * major + minor)
+    if not config:
+        raise RuntimeError(f"gemm_config: capability must be one with a kernel of fp8_gemm, got {major}.{minor}")
+    return GemmConfig(*config)
 
 
 class _BlockwiseLinear(nn.Module):

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "blockwise/quantize_block.h"
+
+// Which kernel computes a product on a GPU, and how it cuts it into tiles. All of it follows from the sizes, the number
+// of SMs and the compute capability, so a test needs no GPU.
+namespace ltx {
+
+struct Fp8GemmConfig {
+  int arch = 0;       // of the kernel: 90 is fp8_gemm_sm90.cu
+  int tile_m = 0;     // rows of out that a block computes at a time
+  int tile_n = 0;     // and columns
+  int stages = 0;     // k blocks of a tile that shared memory holds
+  int cluster_m = 0;  // blocks with tiles below each other that share what they load of b
+  int split_k = 0;    // blocks that share a tile, each summing a part of k
+  int band = 0;       // clusters' tiles in m that are computed side by side, so that the L2 serves b to all of them
+
+  bool operator==(const Fp8GemmConfig&) const = default;
+};
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Shared memory of the SM90 kernel, whose struct Shared has these parts.
+inline constexpr int kSm90SharedBytes = 227 * 1024;  // what a block may have
+inline constexpr int kSm90MaxStages = 12;
+inline constexpr int kSm90StoreBuffers = 2;             // of each warp that multiplies
+inline constexpr int kSm90StoreBufferBytes = 16 * 128;  // rows x bytes of a TMA store
+
+constexpr int fp8_gemm_sm90_shared_bytes(const Fp8GemmConfig& config) {
+  constexpr int kAlignment = 128;  // of what TMA writes
+  const int stage = (config.tile_m + config.tile_n) * static_cast<int>(kBlockSize);
+  const int scales = config.tile_m * 4 + kAlignment;
+  const int warps = config.tile_m / 16;
+  const int received = (config.split_k - 1) * config.tile_m * config.tile_n / config.split_k * 4;
+  const int barriers = static_cast<int>(ceil_div((2 * config.stages + 1) * 8, kAlignment)) * kAlignment;
+  return config.stages * (stage + scales) + warps * kSm90StoreBuffers * kSm90StoreBufferBytes +
+         std::max(received, kAlignment) + barriers;
+}
+
+// What can be chosen, with the cost of one k block of a tile and what a tile costs beside. Unit: a clock cycle of an
+// H200 running the main loop alone, plus some percent for small tiles, which draw more power per product.
+struct Fp8GemmCandidate {
+  Fp8GemmConfig config;
+  int block_cost;
+  int tile_cost;
+};
+
+constexpr Fp8GemmCandidate sm90_candidate(int tile_m, int tile_n, int cluster_m, int split_k, int band, int block_cost,
+                                          int tile_cost = 0) {
+  Fp8GemmConfig config{90, tile_m, tile_n, kSm90MaxStages, cluster_m, split_k, band};
+  while (fp8_gemm_sm90_shared_bytes(config) > kSm90SharedBytes) --config.stages;
+  return {config, block_cost, tile_cost};
+}
+
+// At equal cost the first is taken. Rejected after measurement on an H200: 256 x 128 with four warpgroups (4 to 15%
+// slower), clusters that share a (slower at every size), clusters of 192 x 128 and 128 x 128 (554 cycles against 528).
+inline constexpr std::array kFp8GemmCandidates = {
+    sm90_candidate(128, 128, 1, 1, 8, 590),     // two accumulators hide the promotion: 528 cycles, ideal 512
+    sm90_candidate(192, 128, 1, 1, 4, 850),     // three warpgroups hide each other's: 803 cycles, ideal 768
+    sm90_candidate(128, 256, 2, 1, 4, 1140),    // 1123 cycles, ideal 1024; the least traffic, for long k
+    sm90_candidate(64, 128, 2, 1, 8, 330),      // short m: more blocks than 128 x 128 gives
+    sm90_candidate(64, 64, 2, 1, 8, 215),       // and more again
+    sm90_candidate(64, 64, 1, 2, 8, 215, 900),  // too few tiles for the GPU: two blocks a tile, which add their sums
+    sm90_candidate(64, 128, 1, 1, 8, 330),      // m <= 64: the second block of a cluster would have no rows
+    sm90_candidate(64, 64, 1, 1, 8, 215),
+};
+
+constexpr bool fp8_gemm_config_fits(const Fp8GemmConfig& config, int64_t k) {
+  return num_blocks(k) >= config.split_k;  // each part of k has a block
+}
+
+// The architecture of the kernel for a device, 0 if there is none.
+constexpr int fp8_gemm_arch(int capability) { return capability == 90 ? 90 : 0; }
+
+// The candidate with the fewest waves x cost of a tile; none where there is no kernel for the capability.
+constexpr std::optional<Fp8GemmConfig> fp8_gemm_config(int64_t m, int64_t n, int64_t k, int num_sms, int capability) {
+  std::optional<Fp8GemmConfig> best;
+  int64_t best_cost = 0;
+  for (const Fp8GemmCandidate& candidate : kFp8GemmCandidates) {
+    const Fp8GemmConfig& config = candidate.config;
+    const int64_t clusters = num_sms / (config.cluster_m * config.split_k);  // that run at a time
+    if (config.arch != fp8_gemm_arch(capability) || clusters == 0 || !fp8_gemm_config_fits(config, k)) continue;
+    const int64_t tiles = ceil_div(m, config.tile_m * config.cluster_m) * ceil_div(n, config.tile_n);
+    const int64_t tile_cost = ceil_div(num_blocks(k), config.split_k) * candidate.block_cost + candidate.tile_cost;
+    const int64_t cost = ceil_div(tiles, clusters) * tile_cost;
+    if (!best || cost < best_cost) {
+      best = config;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+}  // namespace ltx

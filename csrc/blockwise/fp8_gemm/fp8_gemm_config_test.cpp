@@ -1,0 +1,84 @@
+#include "blockwise/fp8_gemm/fp8_gemm_config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <tuple>
+
+namespace ltx {
+namespace {
+
+constexpr int kH200 = 132;
+
+// (tile_m, tile_n, cluster_m, split_k) of an SM90 kernel
+using Shape = std::tuple<int, int, int, int>;
+
+Shape chosen(int64_t m, int64_t n, int64_t k, int num_sms = kH200) {
+  const auto config = fp8_gemm_config(m, n, k, num_sms, 90);
+  return config ? Shape(config->tile_m, config->tile_n, config->cluster_m, config->split_k) : Shape();
+}
+
+TEST(Fp8GemmConfig, ChoosesWhatWasMeasuredFastest) {
+  EXPECT_EQ(chosen(126, 4096, 4096), Shape(64, 64, 2, 1));     // 64 clusters of 2 blocks: one wave
+  EXPECT_EQ(chosen(126, 2048, 2048), Shape(64, 64, 1, 2));     // 64 tiles: two blocks each
+  EXPECT_EQ(chosen(126, 8192, 2048), Shape(64, 128, 2, 1));    // 64 clusters again, of larger tiles
+  EXPECT_EQ(chosen(1, 4096, 4096), Shape(64, 64, 1, 2));       // no second block below the first
+  EXPECT_EQ(chosen(1024, 2048, 2048), Shape(128, 128, 1, 1));  // 128 tiles: one wave
+  EXPECT_EQ(chosen(4096, 4096, 4096), Shape(128, 256, 2, 1));
+  EXPECT_EQ(chosen(32768, 4096, 4096), Shape(192, 128, 1, 1));
+}
+
+TEST(Fp8GemmConfig, CountsWavesOfTheDevice) {
+  // 256 tiles of 128 x 128: two waves on 132 SMs, one on 264.
+  EXPECT_EQ(chosen(2048, 2048, 2048, 264), Shape(128, 128, 1, 1));
+  EXPECT_NE(chosen(2048, 2048, 2048, 132), Shape(128, 128, 1, 1));
+  EXPECT_EQ(std::get<2>(chosen(4096, 4096, 4096, 1)), 1);  // one SM has no room for a cluster
+}
+
+TEST(Fp8GemmConfig, HasNoneWithoutAKernel) {
+  for (const int capability : {70, 80, 86, 87}) {
+    EXPECT_FALSE(fp8_gemm_config(1024, 4096, 4096, 108, capability)) << capability;
+  }
+}
+
+TEST(Fp8GemmConfig, EveryCandidateFitsIntoSharedMemory) {
+  for (const auto& [config, block_cost, tile_cost] : kFp8GemmCandidates) {
+    EXPECT_LE(fp8_gemm_sm90_shared_bytes(config), 232448) << config.tile_m << " x " << config.tile_n;
+    EXPECT_GE(config.stages, 4);           // fewer do not hide the latency of device memory
+    EXPECT_LE(config.tile_m / 64 + 1, 4);  // warpgroups: more find no registers
+    EXPECT_GT(block_cost, 0);
+    EXPECT_GE(tile_cost, 0);
+  }
+}
+
+// 128 x 128: a stage has 32768 bytes of operands, 512 + 128 of scales; 8 warps store through 2 x 2048 bytes each;
+// 128 stand for sums received, and 11 barriers of 8 bytes take 128.
+TEST(Fp8GemmConfig, CountsSharedMemory) {
+  EXPECT_EQ(fp8_gemm_sm90_shared_bytes({90, 128, 128, 5, 1, 1, 8}), 5 * (32768 + 640) + 32768 + 128 + 128);
+  // Split: a block receives half of the tile's sums from the other one, 64 * 64 / 2 * 4 bytes.
+  EXPECT_EQ(fp8_gemm_sm90_shared_bytes({90, 64, 64, 12, 1, 2, 8}), 12 * (16384 + 384) + 16384 + 8192 + 256);
+}
+
+TEST(Fp8GemmConfig, EverySizeHasALegalOne) {
+  constexpr std::array<int64_t, 14> kM = {0, 1, 2, 7, 63, 64, 65, 126, 129, 255, 1000, 4097, 32768, int64_t{1} << 30};
+  constexpr std::array<int64_t, 8> kN = {8, 64, 120, 640, 2560, 4096, 5120, int64_t{1} << 30};
+  constexpr std::array<int64_t, 9> kK = {16, 128, 144, 400, 640, 2048, 4096, 8192, int64_t{1} << 30};
+  for (const int num_sms : {1, 2, 3, 78, 114, 132}) {
+    for (const int64_t m : kM) {
+      for (const int64_t n : kN) {
+        for (const int64_t k : kK) {
+          const auto config = fp8_gemm_config(m, n, k, num_sms, 90);
+          ASSERT_TRUE(config);
+          EXPECT_TRUE(std::ranges::any_of(kFp8GemmCandidates, [&](const auto& c) { return c.config == *config; }));
+          EXPECT_LE(config->cluster_m * config->split_k, num_sms);
+          EXPECT_GE((k + 127) / 128, config->split_k) << "a block without a k block";
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ltx
