@@ -38,7 +38,7 @@ constexpr uint32_t kFullMask = 0xFFFFFFFF;
 
 // The configuration is an index: nvcc 13.0 compiles no kernel with a template argument of class type.
 template <size_t kCandidate, class T, bool kHasResidual>
-struct Tiling {
+struct TilingOf {
   using Out = T;
   static constexpr bool kResidual = kHasResidual;
   static constexpr Fp8GemmConfig kConfig = kFp8GemmCandidates[kCandidate].config;
@@ -612,10 +612,8 @@ class Multiplier {
   int stored_ = 0;  // which store buffer is next
 };
 
-template <size_t kCandidate, class T, bool kHasResidual>
-__global__ void __launch_bounds__(Tiling<kCandidate, T, kHasResidual>::kThreads, 1)
-    fp8_gemm_sm90_kernel(const __grid_constant__ Args args) {
-  using Tiling = Tiling<kCandidate, T, kHasResidual>;
+template <class Tiling>
+__global__ void __launch_bounds__(Tiling::kThreads, 1) fp8_gemm_sm90_kernel(const __grid_constant__ Args args) {
   extern __shared__ __align__(1024) uint8_t shared_memory[];
   const Addresses<Tiling> shared{shared_address(shared_memory)};
   const Share<Tiling> share(args);
@@ -667,9 +665,8 @@ constexpr CUtensorMapDataType kTmaDType<__nv_bfloat16> = CU_TENSOR_MAP_DATA_TYPE
 template <>
 constexpr CUtensorMapDataType kTmaDType<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 
-template <size_t kCandidate, class T, bool kHasResidual>
+template <class Tiling>
 Args make_args(const Fp8GemmParams& params) {
-  using Tiling = Tiling<kCandidate, T, kHasResidual>;
   const int64_t m = params.a.size(0);
   const int64_t n = params.b.size(0);
   const int64_t k = params.a.size(1);
@@ -689,7 +686,7 @@ Args make_args(const Fp8GemmParams& params) {
       .a_scales = map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, params.a_scales, k_blocks, m,
                       k_blocks == 1 ? padded_rows(m) : params.a_scales.stride(1), 1, Tiling::kTileM,
                       CU_TENSOR_MAP_SWIZZLE_NONE),
-      .out = map(kTmaDType<T>, params.out, m, n, n, kWarpRows, Tiling::kStoreColumns,
+      .out = map(kTmaDType<typename Tiling::Out>, params.out, m, n, n, kWarpRows, Tiling::kStoreColumns,
                  Tiling::kStoreRowBytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B),
       .b_scales = params.b_scales.data,
       .b_scales_dtype = params.b_scales.dtype,
@@ -707,19 +704,18 @@ Args make_args(const Fp8GemmParams& params) {
   if (params.residual) {
     args.residual = params.residual->data;
     args.residual_stride = params.residual->stride(0);
-    args.residual_in_pairs =
-        (m == 1 || args.residual_stride % 2 == 0) && reinterpret_cast<uintptr_t>(args.residual) % (2 * sizeof(T)) == 0;
+    args.residual_in_pairs = (m == 1 || args.residual_stride % 2 == 0) &&
+                             reinterpret_cast<uintptr_t>(args.residual) % (2 * sizeof(typename Tiling::Out)) == 0;
   }
   return args;
 }
 
 // How many clusters a device runs at a time. The first call for it also lets the kernel have its shared memory.
-template <size_t kCandidate, class T, bool kHasResidual>
+template <class Tiling>
 int max_clusters(int device) {
-  using Tiling = Tiling<kCandidate, T, kHasResidual>;
   static std::array<std::atomic<int>, kMaxDevices> known;
   if (const int clusters = known[device].load()) return clusters;
-  const auto kernel = fp8_gemm_sm90_kernel<kCandidate, T, kHasResidual>;
+  const auto kernel = fp8_gemm_sm90_kernel<Tiling>;
   constexpr int kSharedBytes = sizeof(typename Tiling::Shared);
   LTX_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "fp8_gemm");
   const unsigned num_blocks = cuda_num_sms(device) / Tiling::kCluster * Tiling::kCluster;
@@ -732,23 +728,21 @@ int max_clusters(int device) {
   return clusters;
 }
 
-template <size_t kCandidate, class T, bool kHasResidual>
+template <class Tiling>
 void launch(const Fp8GemmParams& params, Stream stream) {
-  using Tiling = Tiling<kCandidate, T, kHasResidual>;
   const int device = params.a.device.index;
-  const Args args = make_args<kCandidate, T, kHasResidual>(params);
+  const Args args = make_args<Tiling>(params);
   const int tiles = args.tiles_m * args.tiles_n;
-  const int resident = max_clusters<kCandidate, T, kHasResidual>(device);
+  const int resident = max_clusters<Tiling>(device);
   const int clusters = Tiling::kSplitK > 1 ? tiles : std::min(tiles, resident);  // a split tile is its blocks' only one
-  launch_overlapping("fp8_gemm", fp8_gemm_sm90_kernel<kCandidate, T, kHasResidual>,
-                     static_cast<unsigned>(clusters * Tiling::kCluster), Tiling::kThreads, device, stream, args,
-                     sizeof(typename Tiling::Shared), Tiling::kCluster);
+  launch_overlapping("fp8_gemm", fp8_gemm_sm90_kernel<Tiling>, static_cast<unsigned>(clusters * Tiling::kCluster),
+                     Tiling::kThreads, device, stream, args, sizeof(typename Tiling::Shared), Tiling::kCluster);
 }
 
 template <class T, bool kHasResidual, size_t... i>
 void launch_config(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream, std::index_sequence<i...>) {
   const bool launched =
-      ((config == kFp8GemmCandidates[i].config && (launch<i, T, kHasResidual>(params, stream), true)) || ...);
+      ((config == kFp8GemmCandidates[i].config && (launch<TilingOf<i, T, kHasResidual>>(params, stream), true)) || ...);
   if (!launched) LTX_UNREACHABLE("fp8_gemm: no such configuration");
 }
 
