@@ -72,6 +72,9 @@ def exact(inputs: list) -> tuple[Tensor, Tensor]:
     return out, magnitude
 
 
+FEWEST_FOR_A_NORM = 2000  # elements; over fewer, what tensor cores drop does not average out
+
+
 def assert_close(out: Tensor, inputs: list, one_sign: bool) -> None:
     """Each element within what its formula's fp32 roundings add up to; on a GPU also what its tensor cores drop."""
     expected, magnitude = (t.cpu() for t in exact(inputs))
@@ -83,7 +86,7 @@ def assert_close(out: Tensor, inputs: list, one_sign: bool) -> None:
     relative = roundings * 2.0**-24 if on_cpu else 2.0**-10
     error = (out.cpu().double() - expected).abs()
     assert (error <= unit_in_last_place(expected, out.dtype) / 2 + magnitude * relative).all()
-    if out.dtype == FP32 and out.numel():
+    if out.dtype == FP32 and out.numel() >= (1 if on_cpu else FEWEST_FOR_A_NORM):
         assert error.norm() / expected.norm() < (2e-6 if on_cpu else 6e-4 if one_sign else 1.6e-4)
 
 
@@ -391,7 +394,7 @@ def test_grid_of_sizes() -> None:
                 out = op(a[:m], a_scales[:m], b, b_scales, None, None, False, FP32)
                 error = (out.double() - expected[:m]).abs()
                 assert (error <= magnitude[:m] * 2.0**-10).all(), (m, n, k)
-                assert error.norm() < 1.6e-4 * expected[:m].norm(), (m, n, k)
+                assert m * n < FEWEST_FOR_A_NORM or error.norm() < 1.6e-4 * expected[:m].norm(), (m, n, k)
 
 
 @on_gpu
