@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "blockwise/quantize_block.h"
 #include "common/device.h"
 #include "torch/binding.h"
 
@@ -110,6 +111,13 @@ Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device) 
                                                   device.kind == Device::Kind::kCpu ? cpu : cuda, device.index,
                                                   &tensor));
   return Tensor(tensor);
+}
+
+Tensor empty_scales(const TensorView& x) {
+  const int64_t rows = x.num_rows();
+  const int64_t blocks = num_blocks(x.size(-1));
+  const int64_t padded = padded_rows(rows);
+  return as_strided(empty({blocks, padded}, DType::kFloat32, x.device), {rows, blocks}, {1, padded});
 }
 
 Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides) {

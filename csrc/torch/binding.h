@@ -8,6 +8,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <type_traits>
 
 #include "common/built.h"
 #include "common/check.h"
@@ -30,6 +31,8 @@ inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Dev
 inline Tensor empty_like(const TensorView& like, DType dtype) {
   return empty(like.sizes.data(), like.rank, dtype, like.device);
 }
+// Uninitialized scales of all rows and blocks of `x`, laid out as blockwise/quantize_block.h says.
+Tensor empty_scales(const TensorView& x);
 // Another shape over the same memory.
 Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides);
 
@@ -40,12 +43,13 @@ Stream current_stream(int device);
 // `has_cuda`: this build has CUDA code for the op. Called after the op's own checks and before it allocates.
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda);
 
-// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard.
+// Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard. kCuda is
+// nullptr for an op without CUDA code, which check_backend has refused elsewhere than on a CPU.
 template <auto kCpu, auto kCuda, class Params>
 void run(const Params& params, const Device& device) {
   if (device.kind == Device::Kind::kCpu) {
     kCpu(params);
-  } else if constexpr (kBuiltCuda) {
+  } else if constexpr (kBuiltCuda && !std::is_null_pointer_v<decltype(kCuda)>) {
     const torch::stable::accelerator::DeviceGuard guard(device.index);
     kCuda(params, current_stream(device.index));
   }

@@ -97,6 +97,13 @@ def call(op: OpOverload, *args: Any) -> Any:
     return op(*args)
 
 
+def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
+    """:func:`call` of an op that writes to its first argument, which therefore must not require grad."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
+    return call(op, x, *args)
+
+
 def op_name(op: OpOverload) -> str:
     return op.name().removeprefix("ltx_kernels::")
 

@@ -2,8 +2,15 @@
 
 from ltx_kernels._backends import get_backend, set_backend
 from ltx_kernels.blockwise.functional import (
+    blockwise_dequantize,
+    blockwise_quantize,
+    blockwise_quantize_adanorm_triton,
+    blockwise_quantize_rms_fma_triton,
+    fp6_blockwise_quantize_weights_torch,
     fp6_pack_tensor,
     fp6_unpack_tensor,
+    fp8_blockwise_quantize_weights_torch,
+    gated_attention_triton,
     rms_norm_rope,
     rms_norm_rope_qk,
     rms_norm_split_rope,
@@ -11,8 +18,15 @@ from ltx_kernels.blockwise.functional import (
 )
 
 __all__ = [
+    "blockwise_dequantize",
+    "blockwise_quantize",
+    "blockwise_quantize_adanorm_triton",
+    "blockwise_quantize_rms_fma_triton",
+    "fp6_blockwise_quantize_weights_torch",
     "fp6_pack_tensor",
     "fp6_unpack_tensor",
+    "fp8_blockwise_quantize_weights_torch",
+    "gated_attention_triton",
     "get_backend",
     "rms_norm_rope",
     "rms_norm_rope_qk",

@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
-from ltx_kernels._backends import call
+from ltx_kernels._backends import call, call_in_place
+
+FP8_SCALE_MAX = 448.0
+FP6_SCALE_MAX = 0.1172
 
 _ops = torch.ops.ltx_kernels
+_GELU_FORMS = {None: None, "tanh": 1, "sigmoid": 2}
 
 
 def rms_norm_rope(
@@ -140,6 +144,209 @@ def rms_norm_split_rope_qk(
         _ops.rms_norm_split_rope_qk.default,
         *(q, k, cos_freqs, sin_freqs, q_weights, k_weights, out_fp8, k_cos_freqs, k_sin_freqs, eps),
     )
+
+
+def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, Tensor]:
+    """e4m3 values and one scale for each row and 128 columns, optionally of GELU(x).
+
+    ``amax_c = max(amax, 2**-117)``, ``q = e4m3(x * (448 / amax_c))``, ``scale = amax_c / 448``, where amax is the
+    largest magnitude of the block: of 128 columns of a row, the last block may be narrower.
+
+    Args:
+        x: ``[..., h]``; bf16, fp16 or fp32. Any strides with a contiguous last dimension.
+        gelu: None; "tanh" for ``x * sigmoid(2u)`` with ``u = 0.7978845608 * (x + 0.044715 * x**3)``; "sigmoid" for
+            ``x * sigmoid(1.702 * x)`` (arXiv 1606.08415).
+
+    Returns:
+        (q, scales). q: ``[..., h]`` fp8, contiguous. scales: ``[rows, ceil(h/128)]`` fp32, column-major with the row
+        count padded to a multiple of 4, padding 0: what the matrix product reads. A block of zeros dequantizes to
+        zeros. A block with a NaN or an Inf has q 0 and scale NaN, so it dequantizes to NaN.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    if gelu not in _GELU_FORMS:
+        raise RuntimeError(f"quantize: gelu must be None, 'tanh' or 'sigmoid', got {gelu!r}")
+    return call(_ops.quantize.default, x, _GELU_FORMS[gelu])
+
+
+def blockwise_quantize_triton(x: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`blockwise_quantize` without GELU."""
+    return blockwise_quantize(x)
+
+
+def blockwise_quantize_gelu_triton(x: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`blockwise_quantize` of ``x * sigmoid(1.702 * x)``."""
+    return blockwise_quantize(x, gelu="sigmoid")
+
+
+def blockwise_dequantize(pair: tuple[Tensor, Tensor]) -> Tensor:
+    """bf16 values of e4m3 values with one scale for each row and 128 columns.
+
+    ``out[row, column] = bf16(q[row, column] * scales[row, column // 128])``, the product rounded to fp32 first.
+
+    Args:
+        pair: (q, scales). q: ``[..., h]`` fp8, any strides with a contiguous last dimension. scales: exactly one a row
+            and block, of shape ``[rows, ceil(h/128)]`` or of q's leading sizes and ``ceil(h/128)``; bf16, fp16 or fp32,
+            any strides. Scales of weight tiles serve too after ``scales.repeat_interleave(128, 0)`` where the number of
+            rows is a multiple of 128; :func:`blockwise_dequantize_weights` takes them as they are.
+
+    Returns:
+        ``[..., h]`` bf16, contiguous.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    q, scales = pair
+    return call(_ops.dequantize.default, q, scales)
+
+
+def blockwise_dequantize_triton(q: Tensor, scales: Tensor) -> Tensor:
+    """:func:`blockwise_dequantize` with the pair as two arguments."""
+    return blockwise_dequantize((q, scales))
+
+
+def blockwise_dequantize_weights(q: Tensor, scales: Tensor) -> Tensor:
+    """bf16 values of e4m3 weights with one scale for each tile of 128 x 128.
+
+    Args:
+        q: ``[out, in]`` fp8, any strides with a contiguous last dimension.
+        scales: ``[ceil(out/128), ceil(in/128)]``; bf16, fp16 or fp32, any strides.
+
+    Returns:
+        ``[out, in]`` bf16, contiguous: ``bf16(q * scale)``, the product rounded to fp32 first.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    return call(_ops.dequantize_weights.default, q, scales)
+
+
+def blockwise_quantize_weights(
+    w: Tensor, block_size: int = 128, scale_max: float = FP8_SCALE_MAX
+) -> tuple[Tensor, Tensor]:
+    """e4m3 values and one scale for each tile of 128 x 128 weights.
+
+    The rule of :func:`blockwise_quantize` with scale_max in place of 448.
+
+    Args:
+        w: ``[out, in]``; bf16, fp16 or fp32. Any strides with a contiguous last dimension.
+        block_size: 128.
+        scale_max: the value that a tile's largest magnitude becomes; > 0 and at most 448. ``FP6_SCALE_MAX`` keeps all
+            values in the range that :func:`fp6_pack_tensor` packs exactly.
+
+    Returns:
+        (q, scales), both contiguous. q: ``[out, in]`` fp8, in either range. scales: ``[ceil(out/128), ceil(in/128)]``
+        fp32. A tile of zeros dequantizes to zeros; one with a NaN or an Inf has q 0 and scale NaN.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    return call(_ops.quantize_weights.default, w, block_size, scale_max)
+
+
+def fp8_blockwise_quantize_weights_torch(w: Tensor, block_size: int = 128) -> tuple[Tensor, Tensor]:
+    """:func:`blockwise_quantize_weights` in the range of 8 bits."""
+    return blockwise_quantize_weights(w, block_size, FP8_SCALE_MAX)
+
+
+def fp6_blockwise_quantize_weights_torch(w: Tensor, block_size: int = 128) -> tuple[Tensor, Tensor]:
+    """:func:`blockwise_quantize_weights` in the range of 6 bits. q is fp8 here too: fp6_pack_tensor packs it."""
+    return blockwise_quantize_weights(w, block_size, FP6_SCALE_MAX)
+
+
+def blockwise_quantize_adanorm_triton(
+    x: Tensor,
+    w: Tensor | None,
+    norm_scale: Tensor,
+    norm_shift: Tensor,
+    out_dtype: torch.dtype = torch.float8_e4m3fn,
+    hd_scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """RMS norm over the row, modulated, then quantized.
+
+    ``v = ((x * rstd) * w) * (1 + norm_scale) + norm_shift`` with ``rstd = 1 / sqrt(mean(x**2) + 1e-5)``
+    (arXiv 1910.07467, arXiv 2212.09748), quantized as :func:`blockwise_quantize` does.
+
+    Args:
+        x: ``[b, s, h]`` (any rank from 1); bf16, fp16 or fp32, as are the next three, each of its own dtype. Any
+            strides with a contiguous last dimension.
+        w: ``[h]``, or None for ones.
+        norm_scale: ``[b, 1 or s, h]``, or anything that broadcasts to x's leading sizes.
+        norm_shift: as norm_scale.
+        out_dtype: torch.float8_e4m3fn.
+        hd_scale: None or 1.0.
+
+    Returns:
+        (q, scales) as :func:`blockwise_quantize`. A zero row is norm_shift. A row whose sum of squares is not finite in
+        fp32 has q 0 and scales NaN.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    if out_dtype != torch.float8_e4m3fn:
+        raise RuntimeError(f"adanorm_quantize: out_dtype must be torch.float8_e4m3fn, got {out_dtype}")
+    if hd_scale is not None and hd_scale != 1.0:
+        raise RuntimeError(f"adanorm_quantize: hd_scale must be None or 1.0, got {hd_scale}")
+    return call(_ops.adanorm_quantize.default, x, w, norm_scale, norm_shift)
+
+
+def blockwise_quantize_rms_fma_triton(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Add a gated residual to x in place, then quantize the RMS norm of the sum.
+
+    In place ``x = fma(y, z, x)``, rounded to fp32 and then to x's dtype; of this x,
+    ``v = x / sqrt(mean(x**2) + 1e-6)`` (arXiv 1910.07467) is quantized as :func:`blockwise_quantize` does.
+
+    Args:
+        x: ``[b, s, h]`` (any rank from 1); bf16, fp16 or fp32, as are the next two, each of its own dtype. Any strides
+            with a contiguous last dimension. **Written to.** It must not overlap y, z or itself; interleaved views of
+            one allocation, such as the chunks of a fused projection, do not.
+        y: x's shape.
+        z: ``[b, 1 or s, h]``, or anything that broadcasts to x's leading sizes.
+
+    Returns:
+        (q, scales) as :func:`blockwise_quantize`. A zero row gives zeros. A row whose sum of squares is not finite in
+        fp32 has q 0 and scales NaN.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above, or x requires grad while grad mode is on; x is as it was then.
+    """
+    return call_in_place(_ops.rms_fma_quantize.default, x, y, z)
+
+
+def rms_fma_triton(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """:func:`blockwise_quantize_rms_fma_triton` with the norm as bf16, not quantized.
+
+    Args:
+        x, y, z: as there; x is written to.
+
+    Returns:
+        ``[b, s, h]`` bf16, contiguous. A zero row gives zeros; a row whose sum of squares is not finite in fp32 gives
+        NaN everywhere.
+
+    Raises:
+        RuntimeError: as there.
+    """
+    return call_in_place(_ops.rms_fma.default, x, y, z)
+
+
+def gated_attention_triton(x: Tensor, gate_logits: Tensor, quantize: bool = True) -> tuple[Tensor, Tensor | None]:
+    """Each head of x times its gate ``2 * sigmoid(gate_logits)``, quantized unless asked not to.
+
+    Args:
+        x: ``[b, s, n * d]`` (any rank from 1), heads side by side; bf16, fp16 or fp32. Any strides with a contiguous
+            last dimension.
+        gate_logits: ``[b, s, n]``, bf16, fp16 or fp32. Any strides with a contiguous last dimension.
+        quantize: quantize the result as :func:`blockwise_quantize` does, in blocks over the row, across heads.
+
+    Returns:
+        (out, scales): out of x's shape, fp8 with scales as :func:`blockwise_quantize` has them; or bf16 and None.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    out, scales = call(_ops.gated_attention.default, x, gate_logits, quantize)
+    return out, scales if quantize else None
 
 
 def fp6_pack_tensor(x: Tensor) -> Tensor:
