@@ -97,6 +97,10 @@ std::optional<TensorView> view(const std::optional<Tensor>& tensor) {
   return tensor ? std::optional(view(*tensor)) : std::nullopt;
 }
 
+DType dtype_of(torch::headeronly::ScalarType dtype) {
+  return from_torch(torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)));
+}
+
 Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device) {
   static const int32_t cpu = aoti_torch_device_type_cpu();
   static const int32_t cuda = aoti_torch_device_type_cuda();

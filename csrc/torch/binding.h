@@ -22,6 +22,7 @@ using torch::stable::Tensor;
 TensorView view(const Tensor& tensor);
 TensorView mutable_view(const Tensor& tensor);  // of an output, or of an argument that the op writes to
 std::optional<TensorView> view(const std::optional<Tensor>& tensor);
+DType dtype_of(torch::headeronly::ScalarType dtype);
 
 // Uninitialized and contiguous, on `device`.
 Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device);

@@ -1,0 +1,171 @@
+#include "blockwise/fp8_gemm/fp8_gemm.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "blockwise/fp8_gemm/fp8_gemm_block.h"
+#include "common/check.h"
+#include "common/float_row.h"
+#include "common/fp8.h"
+#include "common/parallel_for.h"
+
+namespace ltx {
+
+namespace {
+
+constexpr const char* kOp = "fp8_gemm";
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void check_multiple(const char* name, const TensorView& view, int dim, int64_t factor) {
+  LTX_CHECK(view.size(dim) > 0 && view.size(dim) % factor == 0,
+            std::string(kOp) + ": " + name + " must have a " + (dim == 0 ? "first" : "last") +
+                " size that is a positive multiple of " + std::to_string(factor) + ", got " + shape_of(view));
+}
+
+// Scales have any strides, so their elements are loaded one by one: few, beside the products that share them.
+float load_element(const TensorView& view, int64_t offset) {
+  float value;
+  load_row(view, offset, 1, &value);
+  return value;
+}
+
+float load_scale(const TensorView& scales, int64_t row, int64_t column) {
+  return load_element(scales, row * scales.stride(0) + column * scales.stride(1));
+}
+
+struct Tile {
+  alignas(64) float acc[kTileRows * kTileColumns];
+  Fp8GemmScratch scratch;
+};
+
+struct TileBounds {
+  int64_t first_row;
+  int64_t first_column;
+  int64_t rows;
+  int64_t columns;
+};
+
+// acc += sums * (a_scales * b_scales), for all k blocks
+void accumulate(const Fp8GemmParams& params, const TileBounds& bounds, const Fp8GemmBlockKernel& kernel, Tile& tile) {
+  const int64_t k = params.a.size(1);
+  const bool b_is_fp6 = params.b.dtype == DType::kUint8;
+  Fp8GemmBlock block{
+      .a = static_cast<const uint8_t*>(params.a.data) + bounds.first_row * params.a.stride(0),
+      .a_stride = params.a.stride(0),
+      .rows = bounds.rows,
+      .b = static_cast<const uint8_t*>(params.b.data) + bounds.first_column * params.b.stride(0),
+      .b_stride = params.b.stride(0),
+      .columns = bounds.columns,
+      .b_is_fp6 = b_is_fp6,
+      .depth = 0,
+  };
+  std::fill(tile.acc, tile.acc + bounds.rows * kTileColumns, 0.0f);
+  for (int64_t k_block = 0; k_block < ceil_div(k, kTileDepth); ++k_block) {
+    block.depth = std::min(kTileDepth, k - k_block * kTileDepth);
+    kernel.sum(block, tile.scratch);
+    const float b_scale = load_scale(params.b_scales, bounds.first_column / kScaleBlock, k_block);
+    for (int64_t row = 0; row < bounds.rows; ++row) {
+      const float scale = load_scale(params.a_scales, bounds.first_row + row, k_block) * b_scale;
+      float* acc = tile.acc + row * kTileColumns;
+      const float* sums = tile.scratch.sums + row * kTileColumns;
+      for (int64_t column = 0; column < bounds.columns; ++column) acc[column] += sums[column] * scale;
+    }
+    block.a += kTileDepth;
+    block.b += b_is_fp6 ? kTileDepth * 3 / 4 : kTileDepth;
+  }
+}
+
+// out = round((acc + bias) + residual)
+void finish(const Fp8GemmParams& params, const TileBounds& bounds, Tile& tile) {
+  float bias[kTileColumns] = {};
+  for (int64_t column = 0; params.bias && column < bounds.columns; ++column) {
+    bias[column] = load_element(*params.bias, (bounds.first_column + column) * params.bias->stride(0));
+  }
+  float residual[kTileColumns] = {};
+  for (int64_t row = 0; row < bounds.rows; ++row) {
+    const int64_t out_row = bounds.first_row + row;
+    if (params.residual) {
+      load_row(*params.residual, out_row * params.residual->stride(0) + bounds.first_column, bounds.columns, residual);
+    }
+    float* acc = tile.acc + row * kTileColumns;
+    for (int64_t column = 0; column < bounds.columns; ++column) {
+      const float sum = (acc[column] + bias[column]) + residual[column];
+      acc[column] = std::isnan(sum) ? std::bit_cast<float>(kQuietNanBits) : sum;
+    }
+    store_row(params.out, out_row * params.out.size(1) + bounds.first_column, bounds.columns, acc);
+  }
+}
+
+}  // namespace
+
+void fp8_gemm_check(const Fp8GemmParams& params) {
+  const TensorView& a = params.a;
+  const TensorView& b = params.b;
+  check_device(kOp, "a", a, a.device, "a");
+  check_device(kOp, "a_scales", params.a_scales, a.device, "a");
+  check_device(kOp, "b", b, a.device, "a");
+  check_device(kOp, "b_scales", params.b_scales, a.device, "a");
+  if (params.bias) check_device(kOp, "bias", *params.bias, a.device, "a");
+  if (params.residual) check_device(kOp, "residual", *params.residual, a.device, "a");
+
+  check_dtype(kOp, "a", a, {DType::kFp8});
+  check_float_dtype(kOp, "a_scales", params.a_scales);
+  check_dtype(kOp, "b", b, {DType::kFp8, DType::kUint8});
+  check_float_dtype(kOp, "b_scales", params.b_scales);
+  if (params.bias) check_dtype(kOp, "bias", *params.bias, {DType::kFloat32});
+  TensorView out;
+  out.dtype = params.out_dtype;
+  check_float_dtype(kOp, "out_dtype", out);
+  if (params.residual) check_dtype(kOp, "residual", *params.residual, {params.out_dtype});
+
+  check_rank(kOp, "a", a, 2);
+  check_rank(kOp, "b", b, 2);
+  check_multiple("a", a, 1, 16);
+  check_multiple("b", b, 0, 8);
+  const int64_t m = a.size(0);
+  const int64_t n = b.size(0);
+  const int64_t k = a.size(1);
+  const bool b_is_fp6 = b.dtype == DType::kUint8;
+  LTX_CHECK(b.size(1) == (b_is_fp6 ? k / 4 * 3 : k),
+            std::string(kOp) + ": b must have a last size of " +
+                (b_is_fp6 ? std::to_string(k / 4 * 3) + ", 3/4 of a's " + std::to_string(k) + " (uint8 is packed fp6)"
+                          : std::to_string(k) + " like a") +
+                ", got " + shape_of(b));
+  check_shape(kOp, "a_scales", params.a_scales, {m, ceil_div(k, kScaleBlock)});
+  check_shape(kOp, "b_scales", params.b_scales, {ceil_div(n, kScaleBlock), ceil_div(k, kScaleBlock)});
+  if (params.bias) check_shape(kOp, "bias", *params.bias, {n});
+  if (params.residual) check_shape(kOp, "residual", *params.residual, {m, n});
+
+  check_last_contiguous(kOp, "a", a);
+  check_last_contiguous(kOp, "b", b);
+  if (params.residual) check_last_contiguous(kOp, "residual", *params.residual);
+}
+
+void fp8_gemm_cpu(const Fp8GemmParams& params) { fp8_gemm_cpu_by(fp8_gemm_block_kernels().front(), params); }
+
+void fp8_gemm_cpu_by(const Fp8GemmBlockKernel& kernel, const Fp8GemmParams& params) {
+  fp8_gemm_check(params);
+  const int64_t m = params.a.size(0);
+  const int64_t n = params.b.size(0);
+  const int64_t row_tiles = ceil_div(m, kTileRows);
+  const int64_t column_tiles = ceil_div(n, kTileColumns);
+  parallel_for(row_tiles * column_tiles, m * n * params.a.size(1), [&](int64_t begin, int64_t end) {
+    const auto tile = std::make_unique_for_overwrite<Tile>();
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t first_row = index / column_tiles * kTileRows;
+      const int64_t first_column = index % column_tiles * kTileColumns;
+      const TileBounds bounds{.first_row = first_row,
+                              .first_column = first_column,
+                              .rows = std::min(kTileRows, m - first_row),
+                              .columns = std::min(kTileColumns, n - first_column)};
+      accumulate(params, bounds, kernel, *tile);
+      finish(params, bounds, *tile);
+    }
+  });
+}
+
+}  // namespace ltx
