@@ -80,7 +80,7 @@ ADANORM = Step(
     run=lambda x, scale, shift: functional.blockwise_quantize_adanorm_triton(x, None, scale, shift),
     exact=lambda x, scale, shift: _exact.adanorm(x, None, scale, shift),
 )
-QKV = Step("QKV, gate product", "linear", lambda x, layer: layer(x), lambda x, layer: F.linear(x, *layer), PRODUCT)
+QKV = Step("QKV, gate product", "fp8_gemm", lambda x, layer: layer(x), lambda x, layer: F.linear(x, *layer), PRODUCT)
 NORM_ROPE = Step(
     "RMS norm, split rope",
     "rms_norm_split_rope_qk",
@@ -95,9 +95,9 @@ ATTEND = Step(
     "Attention", "attention", _run_attention, lambda q, k, v: _exact.attention(q, k, v, HEADS), computing=ATTENTION
 )
 GATE = Step("Gate heads, quantize", "gated_attention", functional.gated_attention_triton, _exact.gate_heads)
-OUT = Step("Output product", "linear", QKV.run, QKV.exact, PRODUCT)
+OUT = Step("Output product", "fp8_gemm", QKV.run, QKV.exact, PRODUCT)
 ADD_NORM = Step("Add, norm, quantize", "rms_fma_quantize", _run_add_norm, _exact_add_norm, writes=0)
-UP = Step("FFN up product", "linear", QKV.run, QKV.exact, PRODUCT)
+UP = Step("FFN up product", "fp8_gemm", QKV.run, QKV.exact, PRODUCT)
 GELU = Step(
     "GELU, quantize", "quantize", lambda x: functional.blockwise_quantize(x, gelu="tanh"), lambda x: _exact.gelu(x)
 )

@@ -1,246 +1,43 @@
 """`python -m ltx_kernels demo`: one block of LTX-2 through this package's kernels, held against full precision."""
 
-import math
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
-from torch import Tensor, nn
 
-from ltx_kernels import _block, _exact
-from ltx_kernels._block import FFN, FULL_TOKENS, HEADS, HIDDEN, STEPS, Inputs, Step, Weights
-from ltx_kernels.blockwise import BlockwiseFP6Linear, BlockwiseFP8Linear, get_backend
+from ltx_kernels import _block, _compare
+from ltx_kernels._compare import FORMATS, Result, megabytes
 
-FEW_TOKENS = 256
-FORMATS: dict[str, type[nn.Module]] = {"FP8": BlockwiseFP8Linear, "FP6": BlockwiseFP6Linear}
-
-# GPUs whose float64 runs at half the rate of their float32; others take 1/32 and less.
-FULL_RATE_FLOAT64 = ((8, 0), (9, 0), (10, 0))
-
-REPEAT_SECONDS = 0.25  # a step that is done sooner is repeated for so long, but no more than
-MAX_REPEATS = 9
+WIDTH = 80  # the table fits, so a wider one would only be sparser
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: a step, or a copy that the demo had to make before it (then without an error)."""
-
-    title: str
-    backend: str
-    size: str
-    seconds: float
-    error: float = 0.0
-    limit: float = 0.0
-
-    @property
-    def is_copy(self) -> bool:
-        return self.backend == "copy"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one format did."""
-
-    rows: list[Row]
-    weight_bytes: int
-    weight_error: float  # of the four layers, the one nearest to its limit
-    weight_limit: float
-    block_error: float
-    block_limit: float
-
-
-def place(op: str, device: torch.device) -> tuple[torch.device, str]:
-    """Where a step runs and on which backend: on `device` if the op has code for it, else on the CPU."""
-    if op == "attention":
-        return device, "torch"
-    try:
-        return device, get_backend(op, device)
-    except RuntimeError:
-        cpu = torch.device("cpu")
-        return cpu, get_backend(op, cpu)
-
-
-def bytes_needed(tokens: int) -> int:
-    """Device memory at the peak: weights of a format and a float64 layer; the comparison of an FFN activation with
-    float64 (nine wide numbers an element) or the float64 scores of one head (three)."""
-    return int(0.8e9) + max(9 * 8 * FFN * tokens, 3 * 8 * tokens**2)
-
-
-def default_tokens(device: torch.device) -> int:
-    """A clip of five seconds where every step runs on the GPU, as much of it as memory allows; a few elsewhere."""
-    if device.type == "cpu" or any(place(step.op, device)[0] != device for step in STEPS):
-        return FEW_TOKENS
-    tokens = FULL_TOKENS
-    while tokens > FEW_TOKENS and bytes_needed(tokens) > torch.cuda.mem_get_info(device)[0]:
-        tokens //= 2
-    return tokens
-
-
-def reference_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) not in FULL_RATE_FLOAT64:
-        return torch.float32
-    return torch.float64
-
-
-class Kernels:
-    """Runs steps as `video_block` hands them over: places, times and compares each, and keeps a row of it."""
-
-    def __init__(self, device: torch.device, exact: "Exact") -> None:
-        self.device = device
-        self.exact = exact
-        self.rows: list[Row] = []
-
-    def __call__(self, step: Step, *args: Any) -> Any:
-        device, backend = place(step.op, self.device)
-        args = self._on(device, args)
-        exact = self.exact(step, *args)
-        output, seconds = _measure(step, args, device)
-        outputs, exacts = (x if isinstance(x, list) else [x] for x in (output, exact))
-        errors = [_exact.error_and_limit(*pair, step.computing) for pair in zip(outputs, exacts, strict=True)]
-        error, limit = max(errors, key=lambda pair: pair[0] / pair[1])
-        last = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
-        self.rows.append(Row(step.title, backend, f"{last.shape[-2]}×{last.shape[-1]}", seconds, error, limit))
-        return output
-
-    def _on(self, device: torch.device, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        copied = 0
-
-        def moved(arg: Any) -> Any:
-            nonlocal copied
-            if isinstance(arg, tuple):
-                return tuple(moved(part) for part in arg)
-            if isinstance(arg, nn.Module) or arg.device == device:
-                return arg
-            copied += arg.nbytes
-            return arg.to(device)
-
-        _wait()
-        start = time.perf_counter()
-        args = tuple(moved(arg) for arg in args)
-        _wait()
-        if copied:
-            seconds = time.perf_counter() - start
-            self.rows.append(Row(f"  to {device.type}", "copy", _megabytes(copied), seconds))
-        return args
-
-
-class Exact:
-    """Runs the formula of each step in full precision, whatever the arguments are stored as."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, after: Callable[[], None] = lambda: None) -> None:
-        self.device = device
-        self.dtype = dtype
-        self.after = after
-
-    def __call__(self, step: Step, *args: Any) -> Any:
-        result = step.exact(*(self.plain(arg) for arg in args))
-        self.after()
-        return result
-
-    def plain(self, arg: Any) -> Any:
-        if isinstance(arg, tuple):
-            return _exact.dequantize(*(part.to(self.device) for part in arg), dtype=self.dtype)
-        if isinstance(arg, nn.Module):
-            return self.weight(arg), self.plain(arg.bias)
-        return arg.to(self.device, self.dtype)
-
-    def weight(self, layer: nn.Module) -> Tensor:
-        if isinstance(layer, nn.Linear):
-            return self.plain(layer.weight)
-        return self.plain((layer.fp8weight, layer.weight_scale))
-
-
-def _measure(step: Step, args: tuple[Any, ...], device: torch.device) -> tuple[Any, float]:
-    """The step's output and its median time. Repeats leave what the step writes to as the first run left it."""
-    scratch = list(args)
-    if step.writes is not None:
-        scratch[step.writes] = args[step.writes].clone()
-    output = step.run(*args)  # also loads what the first call of an op loads
-    seconds = [_seconds(step.run, scratch, device)]
-    while len(seconds) < MAX_REPEATS and sum(seconds) < REPEAT_SECONDS:
-        seconds.append(_seconds(step.run, scratch, device))
-    return output, statistics.median(seconds)
-
-
-def _seconds(run: Callable[..., Any], args: list[Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        run(*args)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1000
-    began = time.perf_counter()
-    run(*args)
-    return time.perf_counter() - began
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def run(tokens: int, device: torch.device, dtype: torch.dtype, advance: Callable[[str], None]) -> dict[str, Result]:
-    """Both formats on the same inputs; `advance(what)` is called before each piece of work."""
-    advance("drawing weights")
-    weights, inputs = _block.draw_weights(), _block.draw_inputs(tokens)
-    wanted = _block.video_block(Exact(device, dtype, lambda: advance("full precision")), inputs, weights)
-    results = {}
-    for name, layer_class in FORMATS.items():
-        results[name] = _run_format(
-            layer_class, weights, inputs, wanted, Exact(device, dtype, lambda name=name: advance(f"{name} block"))
-        )
-    return results
-
-
-def _run_format(
-    layer_class: type[nn.Module], weights: Weights, inputs: Inputs, wanted: Tensor, exact: Exact
-) -> Result:
-    quantized = replace(
-        weights,
-        **{
-            name: layer_class.from_linear(getattr(weights, name)).to(place(step.op, exact.device)[0])
-            for name, step in zip(
-                ("qkv", "out", "up", "down"), (_block.QKV, _block.OUT, _block.UP, _block.DOWN), strict=True
-            )
-        },
-    )
-    weight_errors = [
-        _exact.error_and_limit((ours.fp8weight, ours.weight_scale), exact.weight(theirs))
-        for ours, theirs in zip(quantized.layers, weights.layers, strict=True)
-    ]
-    weight_error, weight_limit = max(weight_errors, key=lambda pair: pair[0] / pair[1])
-
-    kernels = Kernels(exact.device, exact)
-    start = Inputs(*(t.to(exact.device, torch.bfloat16, copy=True) for t in vars(inputs).values()))
-    out = _block.video_block(kernels, start, quantized)
-    block_error, _ = _exact.error_and_limit(out, wanted)
-    return Result(
-        rows=kernels.rows,
-        weight_bytes=_bytes_of(quantized),
-        weight_error=weight_error,
-        weight_limit=weight_limit,
-        block_error=block_error,
-        # Roundings of different steps know nothing of each other: they add as squares. The residual that runs past
-        # them is exact and only dilutes.
-        block_limit=math.hypot(*(row.limit for row in kernels.rows), *(limit for _, limit in weight_errors)),
-    )
-
-
-def _bytes_of(weights: Weights) -> int:
-    return sum(p.nbytes for layer in weights.layers for p in layer.parameters())
+def main(tokens: int | None, save: Path | None) -> int:
+    """Runs the block, prints what came of it and draws it if asked. 1 if an error exceeds its limit, else 0."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = _compare.reference_dtype(device)
+    console = Console(width=WIDTH, highlight=False)
+    if tokens is None:
+        tokens = _compare.default_tokens(device)
+    console.print(_heading(tokens, device, dtype))
+    results = _run(tokens, device, dtype)
+    console.print(_step_table(results), _step_notes(dtype), _format_table(results), _format_notes(dtype))
+    if save:
+        save_figure(results, tokens, device, save)
+        console.print(f"Times and errors are drawn in {save}.", soft_wrap=True)
+    found = failures(results)
+    for line in found:
+        console.print(line, style="red", soft_wrap=True)
+    if not found:
+        console.print("All errors are within their limits.", style="green")
+    return 1 if found else 0
 
 
 def failures(results: dict[str, Result]) -> list[str]:
-    """What exceeds its limit, NaN too; empty if all is well."""
+    """A line for each error above its limit, or NaN."""
     found = []
     for name, result in results.items():
         checks = [(row.title, row.error, row.limit) for row in result.rows]
@@ -248,5 +45,111 @@ def failures(results: dict[str, Result]) -> list[str]:
         checks.append(("the block", result.block_error, result.block_limit))
         for what, error, limit in checks:
             if not error <= limit:
-                found.append(f"demo: error of {what} in {name} must be at most {_percent(limit)}, got {_percent(error)}")
+                found.append(
+                    f"demo: error of {what}, {name}, must be at most {_percent(limit)}, got {_percent(error)}"
+                )
     return found
+
+
+def _run(tokens: int, device: torch.device, dtype: torch.dtype) -> dict[str, Result]:
+    bar = Progress(
+        TextColumn("{task.description:15}"),
+        BarColumn(bar_width=40),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar, torch.no_grad():
+        task = bar.add_task("", total=_compare.num_pieces())
+        return _compare.run(tokens, device, dtype, lambda what: bar.update(task, advance=1, description=what))
+
+
+def _heading(tokens: int, device: torch.device, dtype: torch.dtype) -> str:
+    grid = "×".join(str(size) for size in _block.smallest_grid(tokens))
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return (
+        "[bold]One video block of LTX-2: self-attention and feed-forward[/bold]\n"
+        f"hidden {_block.HIDDEN}, {_block.HEADS} heads of {_block.HIDDEN // _block.HEADS}, FFN {_block.FFN}; "
+        f"{tokens:,} tokens of a {grid} latent grid\n"
+        f"on {where}; reference in {_name(dtype)}; needs {_compare.bytes_needed(tokens) / 1e9:.1f} GB"
+    )
+
+
+def _step_table(results: dict[str, Result]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("Step", no_wrap=True)
+    table.add_column("Backend", no_wrap=True)
+    table.add_column("Output", justify="right", no_wrap=True)
+    for name in FORMATS:
+        table.add_column(f"{name}\ntime", justify="right", no_wrap=True)
+        table.add_column("\nerror", justify="right", no_wrap=True)
+    table.add_column("\nlimit", justify="right", no_wrap=True)
+    for rows in zip(*(result.rows for result in results.values()), strict=True):
+        cells = [rows[0].title, rows[0].backend, rows[0].size]
+        for row in rows:
+            cells += [_duration(row.seconds), "" if row.is_copy else _judged(row.error, row.limit)]
+        cells.append("" if rows[0].is_copy else _percent(max(row.limit for row in rows)))
+        table.add_row(*cells, style="dim" if rows[0].is_copy else None)
+    table.add_section()
+    totals = [_duration(sum(row.seconds for row in result.rows)) for result in results.values()]
+    table.add_row("All steps", "", "", *(cell for total in totals for cell in (total, "")), "")
+    return table
+
+
+def _step_notes(dtype: torch.dtype) -> Padding:
+    return _notes(
+        f"Error: |output - exact| / |exact| of this step alone; exact is the same step in {_name(dtype)} on the same "
+        "inputs. Limit: half a step of the output's number format everywhere, plus what a product may lose in tensor "
+        "cores and attention by bf16 weights; evenly spread rounding alone comes to 58% of it."
+    )
+
+
+def _format_table(results: dict[str, Result]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    for name in ("Weights", "Memory", "of bf16", "Weight error", "limit", "Block error", "limit"):
+        table.add_column(name, justify="left" if name == "Weights" else "right", no_wrap=True)
+    full = _compare.bf16_bytes()
+    table.add_row("bf16", megabytes(full), "100%", "", "", "", "")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            megabytes(result.weight_bytes),
+            f"{100 * result.weight_bytes / full:.0f}%",
+            _judged(result.weight_error, result.weight_limit),
+            _percent(result.weight_limit),
+            _judged(result.block_error, result.block_limit),
+            _percent(result.block_limit),
+        )
+    return table
+
+
+def _format_notes(dtype: torch.dtype) -> Padding:
+    return _notes(
+        f"Block error: all steps in a row, against the block in {_name(dtype)} with the bf16 weights. Its limit: the "
+        "limits of steps and weights, added as squares. Activations are FP8 in both formats."
+    )
+
+
+def _notes(text: str) -> Padding:
+    return Padding(f"[dim]{text}[/dim]", (0, 0, 1, 0))
+
+
+def _judged(error: float, limit: float) -> str:
+    return f"[{'green' if error <= limit else 'bold red'}]{_percent(error)}[/]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def _duration(seconds: float) -> str:
+    unit, value = next(
+        ((unit, seconds * per_second) for unit, per_second in (("s", 1), ("ms", 1e3)) if seconds * per_second >= 1),
+        ("us", seconds * 1e6),
+    )
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

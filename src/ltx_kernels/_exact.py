@@ -7,6 +7,8 @@ from torch import Tensor
 
 BLOCK = 128  # columns (of activations), or rows and columns (of weights), that share a scale
 
+CHUNK = 1 << 22  # elements compared at a time, for memory's sake
+
 # dtype: (mantissa bits, exponent of the smallest normal). FP6 values are e4m3 values of the lowest exponents.
 _FORMATS = {
     torch.float32: (23, -126),
@@ -14,6 +16,7 @@ _FORMATS = {
     torch.float16: (10, -14),
     torch.float8_e4m3fn: (3, -6),
 }
+_EXPONENT_BITS = {torch.float64: (torch.int64, 0x7FF << 52), torch.float32: (torch.int32, 0xFF << 23)}
 
 
 def spread_scales(scales: Tensor, shape: torch.Size) -> Tensor:
@@ -29,10 +32,11 @@ def dequantize(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float64) ->
 
 
 def half_step(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance of neighbours in dtype around each value: the largest error of one rounding."""
+    """Half the distance of neighbours in dtype around each float64 or float32 value: the largest error of a rounding."""
     mantissa_bits, smallest_exponent = _FORMATS[dtype]
-    exponent = torch.frexp(value).exponent - 1
-    return torch.ldexp(torch.ones_like(value), exponent.clamp_(min=smallest_exponent) - (mantissa_bits + 1))
+    integers, exponent_bits = _EXPONENT_BITS[value.dtype]
+    power_of_two = (value.view(integers) & exponent_bits).view(value.dtype)
+    return power_of_two.clamp_(min=2.0**smallest_exponent) * 2.0 ** -(mantissa_bits + 1)
 
 
 def error_and_limit(
@@ -45,17 +49,20 @@ def error_and_limit(
 
     Args:
         output: of any float dtype, or a quantized pair (q, scales) with q in fp8.
-        exact: the same as plain numbers, wide.
+        exact: the same as plain numbers, float64 or float32.
     """
-    if isinstance(output, tuple):
-        q, scales = (part.to(exact.device) for part in output)
-        step = spread_scales(scales.to(exact.dtype), q.shape)
-        value, rounding = q.to(exact.dtype) * step, half_step(exact / step, q.dtype) * step
-    else:
-        value, rounding = output.to(exact.device, exact.dtype), half_step(exact, output.dtype)
-    norm = torch.linalg.vector_norm
-    size = norm(exact)
-    return (norm(value - exact) / size).item(), (norm(rounding) / size).item() + computing
+    q, scales = output if isinstance(output, tuple) else (output, None)
+    operands = [q, exact] if scales is None else [q, exact, spread_scales(scales, q.shape)]
+    rows = max(1, CHUNK // q.shape[-1])
+    squares = torch.zeros(3, dtype=torch.float64, device=exact.device)
+    for chunk in zip(*(t.flatten(0, -2).split(rows) for t in operands), strict=True):
+        values, wanted, *scale = (t.to(exact.device, exact.dtype) for t in chunk)
+        step = scale[0] if scale else 1.0
+        error = values * step - wanted
+        rounding = half_step(wanted / step, q.dtype) * step
+        squares += torch.stack([t.square().sum() for t in (error, rounding, wanted)])
+    error_norm, rounding_norm, exact_norm = squares.sqrt().tolist()
+    return error_norm / exact_norm, rounding_norm / exact_norm + computing
 
 
 def rms_norm(x: Tensor, weights: Tensor | None = None, eps: float = 1e-6) -> Tensor:
