@@ -30,9 +30,9 @@ inline uint8_t encode_e4m3(float value) {
   return sign | static_cast<uint8_t>((rounded >> 20) - kBiasDifference);
 }
 
-// Of the low byte of `code`. Without a branch or bytes, so that loops become vector code. An e4m3
-// subnormal is a normal fp32, and is had without a subnormal one on the way: those are slow on some CPUs, and zero
-// under torch.set_flush_denormal.
+// Of the low byte of `code`. Without branches or bytes, so that loops become vector code. An e4m3 subnormal is a normal
+// fp32, and is had without a subnormal one on the way: those are slow on some CPUs, and 0 under
+// torch.set_flush_denormal.
 inline float decode_e4m3(uint32_t code) {
   const uint32_t sign = (code & 0x80) << 24;
   const uint32_t magnitude = code & 0x7F;

@@ -55,8 +55,9 @@ def get_backend(op: str, device: torch.device | str) -> str:
     """The backend that a call of an op with tensors on a device would run.
 
     Args:
-        op: a torch op's name or "linear".
-        device: where the call's tensors are.
+        op: a torch op's name or "linear". The layers run the product "fp8_gemm" where it has code for the device, else
+            they dequantize.
+        device: where the call's tensors are. On "meta" every op gives shapes alone.
 
     Raises:
         ValueError: an unknown op.
@@ -70,14 +71,23 @@ def get_backend(op: str, device: torch.device | str) -> str:
         return forced
     if forced is not None:
         _check_forced(op, forced, device)
-    if device.type == "cpu":
-        return "cpu"
+    reason = lacks("fp8_gemm" if op == "linear" else op, device)
+    if not reason:
+        return device.type
+    if op == "linear" and forced is None:
+        return "dequantize"
+    raise RuntimeError(f"{op}: {reason}")
+
+
+# A compiled graph keeps the answer as a constant: asking calls a torch op that returns text.
+@torch.compiler.assume_constant_result
+def lacks(op: str, device: torch.device) -> str:
+    """Why a torch op cannot run on a device, or an empty string."""
+    if device.type in ("cpu", "meta"):
+        return ""
     if device.type != "cuda" or "cuda" not in BACKENDS[op]:
-        raise RuntimeError(f"{op}: has no code for {device.type} tensors")
-    lacking = cuda_device_lacks(device)
-    if lacking:
-        raise RuntimeError(f"{op}: {lacking}")
-    return "cuda"
+        return f"has no code for {device.type} tensors"
+    return cuda_device_lacks(device)
 
 
 def cuda_device_lacks(device: torch.device) -> str:

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 #include "common/stream.h"
@@ -21,8 +20,6 @@
 // that no sum overflows; the CPU backend never needs it. config forces a kernel's tile configuration in tests. Scaling
 // by blocks: DeepSeek-AI, DeepSeek-V3 (arXiv 2412.19437), section 3.3.
 namespace ltx {
-
-inline constexpr int64_t kScaleBlock = 128;
 
 struct Fp8GemmParams {
   TensorView a;                        // [m, k] fp8

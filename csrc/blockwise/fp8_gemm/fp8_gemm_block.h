@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "blockwise/fp8_gemm/fp8_gemm.h"
+#include "blockwise/quantize_block.h"
 
 // The inner part of the CPU backend, compiled for several instruction sets: the sums over one k block of a tile. The
 // product of two e4m3 values is exact in fp32, so a fused multiply-add gives the bits of a multiplication and an
@@ -11,8 +12,8 @@
 namespace ltx {
 
 inline constexpr int64_t kTileRows = 128;
-inline constexpr int64_t kTileColumns = kScaleBlock;  // one scale of b a tile
-inline constexpr int64_t kTileDepth = kScaleBlock;
+inline constexpr int64_t kTileColumns = kBlockSize;  // one scale of b a tile
+inline constexpr int64_t kTileDepth = kBlockSize;
 
 struct Fp8GemmBlock {
   const uint8_t* a;  // [rows, depth] e4m3

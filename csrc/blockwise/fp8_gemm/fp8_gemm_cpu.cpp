@@ -7,6 +7,7 @@
 #include <string>
 
 #include "blockwise/fp8_gemm/fp8_gemm_block.h"
+#include "blockwise/quantize_block.h"
 #include "common/check.h"
 #include "common/float_row.h"
 #include "common/fp8.h"
@@ -17,8 +18,6 @@ namespace ltx {
 namespace {
 
 constexpr const char* kOp = "fp8_gemm";
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void check_multiple(const char* name, const TensorView& view, int dim, int64_t factor) {
   LTX_CHECK(view.size(dim) > 0 && view.size(dim) % factor == 0,
@@ -64,10 +63,10 @@ void accumulate(const Fp8GemmParams& params, const TileBounds& bounds, const Fp8
       .depth = 0,
   };
   std::fill(tile.acc, tile.acc + bounds.rows * kTileColumns, 0.0f);
-  for (int64_t k_block = 0; k_block < ceil_div(k, kTileDepth); ++k_block) {
+  for (int64_t k_block = 0; k_block < num_blocks(k); ++k_block) {
     block.depth = std::min(kTileDepth, k - k_block * kTileDepth);
     kernel.sum(block, tile.scratch);
-    const float b_scale = load_scale(params.b_scales, bounds.first_column / kScaleBlock, k_block);
+    const float b_scale = load_scale(params.b_scales, bounds.first_column / kBlockSize, k_block);
     for (int64_t row = 0; row < bounds.rows; ++row) {
       const float scale = load_scale(params.a_scales, bounds.first_row + row, k_block) * b_scale;
       float* acc = tile.acc + row * kTileColumns;
@@ -135,8 +134,8 @@ void fp8_gemm_check(const Fp8GemmParams& params) {
                 (b_is_fp6 ? std::to_string(k / 4 * 3) + ", 3/4 of a's " + std::to_string(k) + " (uint8 is packed fp6)"
                           : std::to_string(k) + " like a") +
                 ", got " + shape_of(b));
-  check_shape(kOp, "a_scales", params.a_scales, {m, ceil_div(k, kScaleBlock)});
-  check_shape(kOp, "b_scales", params.b_scales, {ceil_div(n, kScaleBlock), ceil_div(k, kScaleBlock)});
+  check_shape(kOp, "a_scales", params.a_scales, {m, num_blocks(k)});
+  check_shape(kOp, "b_scales", params.b_scales, {num_blocks(n), num_blocks(k)});
   if (params.bias) check_shape(kOp, "bias", *params.bias, {n});
   if (params.residual) check_shape(kOp, "residual", *params.residual, {m, n});
 
@@ -151,8 +150,8 @@ void fp8_gemm_cpu_by(const Fp8GemmBlockKernel& kernel, const Fp8GemmParams& para
   fp8_gemm_check(params);
   const int64_t m = params.a.size(0);
   const int64_t n = params.b.size(0);
-  const int64_t row_tiles = ceil_div(m, kTileRows);
-  const int64_t column_tiles = ceil_div(n, kTileColumns);
+  const int64_t row_tiles = (m + kTileRows - 1) / kTileRows;
+  const int64_t column_tiles = num_blocks(n);
   parallel_for(row_tiles * column_tiles, m * n * params.a.size(1), [&](int64_t begin, int64_t end) {
     const auto tile = std::make_unique_for_overwrite<Tile>();
     for (int64_t index = begin; index < end; ++index) {

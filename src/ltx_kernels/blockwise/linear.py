@@ -1,0 +1,424 @@
+"""The blockwise FP8 product, Linear layers with weights of 8 or 6 bits, and the swap of a model's layers for them."""
+
+import functools
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from ltx_kernels._backends import call, get_backend, lacks
+from ltx_kernels.blockwise.functional import (
+    blockwise_dequantize,
+    blockwise_quantize,
+    fp6_blockwise_quantize_weights_torch,
+    fp6_pack_tensor,
+    fp6_unpack_tensor,
+    fp8_blockwise_quantize_weights_torch,
+)
+
+FP8 = torch.float8_e4m3fn
+BLOCK_SIZE = 128
+TILE_ROWS = 4 * BLOCK_SIZE  # of a weight that is dequantized at a time
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+_ops = torch.ops.ltx_kernels
+
+
+def blockwise_fp8_gemm(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    use_fast_accum: bool,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """The product of two quantized matrices, ``dequant(a) @ dequant(b).T + bias + residual``.
+
+    The sum over each block of 128 along k is fp32; times the two scales of its block it is added in fp32. Then
+    ``out = round((sum + bias) + residual)``.
+
+    Args:
+        a: (q, scales). q: ``[m, k]`` fp8, k % 16 == 0. scales: ``[m, ceil(k/128)]``; bf16, fp16 or fp32, any strides.
+            On a GPU scales as :func:`blockwise_quantize` returns them are read as they are, others are copied first.
+        b: (q, scales). q: ``[n, k]`` fp8, n % 8 == 0, or packed fp6, uint8 ``[n, k * 3/4]``. scales:
+            ``[ceil(n/128), ceil(k/128)]``; bf16, fp16 or fp32, any strides.
+        bias: ``[n]`` fp32, or None.
+        use_fast_accum: allow half-precision sums where a GPU is faster with them. Honoured for packed fp6 b alone,
+            whose range proves that no sum overflows; otherwise ignored.
+        out_dtype: bf16, fp16 or fp32.
+        residual: ``[m, n]`` of out_dtype, or None.
+
+    q and residual have any row strides with a contiguous last dimension; on a GPU rows of q start at multiples of 16
+    bytes.
+
+    Returns:
+        ``[m, n]`` of out_dtype, contiguous. A NaN byte or scale makes NaN of every element that it enters.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above, or the device has no code for the product; the message names it,
+            the rule and the value.
+    """
+    return call(_ops.fp8_gemm.default, *a, *b, bias, residual, use_fast_accum, out_dtype)
+
+
+def gemm_config(
+    m: int, n: int, k: int, num_sms: int | None = None, capability: tuple[int, int] | None = None
+) -> NoReturn:
+    """How a GPU kernel would cut a product into tiles.
+
+    Raises:
+        RuntimeError: this version has no GPU kernel of the product.
+    """
+    raise RuntimeError("gemm_config: fp8_gemm has no GPU kernel yet, so there is no configuration")
+
+
+class _BlockwiseLinear(nn.Module):
+    """What the two layers share; they differ in how ``weight`` holds its e4m3 values.
+
+    No conversion of dtypes changes a parameter, and nothing derived from one is kept, so that a weight may be rewritten
+    in place, moved, or replaced by loading at any time.
+    """
+
+    weight_dtype: ClassVar[torch.dtype]
+
+    weight: nn.Parameter
+    weight_scale: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size, factor in (("in_features", in_features, 16), ("out_features", out_features, 8)):
+            if size <= 0 or size % factor != 0:
+                raise ValueError(f"{type(self).__name__}: {name} must be a positive multiple of {factor}, got {size}")
+        self.in_features = in_features
+        self.out_features = out_features
+        scale_shape = (-(-out_features // BLOCK_SIZE), -(-in_features // BLOCK_SIZE))
+        self.weight = _parameter(torch.empty(self._weight_shape(), dtype=self.weight_dtype, device=device))
+        self.weight_scale = _parameter(torch.empty(scale_shape, dtype=torch.float32, device=device))
+        if bias:
+            self.bias = _parameter(torch.empty(out_features, dtype=torch.float32, device=device))
+        else:
+            self.register_parameter("bias", None)
+
+    def _weight_shape(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(as ``weight`` holds it, scales) of a float matrix."""
+        raise NotImplementedError
+
+    def _e4m3(self, weight: Tensor) -> Tensor:
+        """Rows of ``weight`` as fp8."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, transform_weights: bool = True) -> Self:
+        """A layer in place of an ``nn.Linear``, on its device.
+
+        Args:
+            linear: weights bf16, fp16 or fp32; sizes as the class has them.
+            transform_weights: quantize its weights. False reads no values and leaves the parameters uninitialized, to
+                be loaded later; the device may be "meta".
+
+        Raises:
+            ValueError: sizes that the class refuses.
+            RuntimeError: weights of another dtype.
+        """
+        device = linear.weight.device
+        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device=device)
+        layer.train(linear.training)
+        if transform_weights:
+            with torch.no_grad():
+                weight, scale = cls._quantize(linear.weight)
+                layer.weight = _parameter(weight)
+                layer.weight_scale = _parameter(scale)
+                if layer.bias is not None:
+                    layer.bias.copy_(linear.bias)
+        return layer
+
+    @property
+    def fp8weight(self) -> Tensor:
+        """The weight as fp8 ``[out, in]``, without its scales."""
+        return self._e4m3(self.weight)
+
+    @property
+    def backend(self) -> str:
+        """What a forward pass runs: "cpu", "cuda" or "dequantize"; :func:`set_backend` of "linear" forces one."""
+        return get_backend("linear", self.weight.device)
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """``x @ weight.T + bias``.
+
+        Args:
+            x: ``[..., in]``, bf16, fp16 or fp32, which is quantized on the way; or (q, scales) as
+                :func:`blockwise_quantize` returns them. Where the layer dequantizes, a tensor is taken as it is.
+
+        Returns:
+            ``[..., out]``, of x's dtype; bf16 for a pair.
+        """
+        if self.backend == "dequantize":
+            reason = lacks("fp8_gemm", self.weight.device)
+            if reason:
+                _warn_that_layers_dequantize(reason)
+            return self._forward_dequantized(blockwise_dequantize(x) if isinstance(x, tuple) else x)
+        if isinstance(x, tuple):
+            (q, scales), out_dtype = x, torch.bfloat16
+        else:
+            (q, scales), out_dtype = blockwise_quantize(x), x.dtype
+        rows = q.reshape(-1, q.shape[-1])
+        out = blockwise_fp8_gemm(
+            (rows, scales), (self.weight, self.weight_scale), self.bias, False, out_dtype=out_dtype
+        )
+        return out.view(*q.shape[:-1], self.out_features)
+
+    def _forward_dequantized(self, x: Tensor) -> Tensor:
+        out = x.new_empty((*x.shape[:-1], self.out_features))
+        for rows in self._tiles():
+            bias = None if self.bias is None else self.bias[rows].to(x.dtype)
+            out[..., rows] = nn.functional.linear(x, self._dequantized(rows).to(x.dtype), bias)
+        return out
+
+    def fuse_delta(self, delta: Tensor) -> None:
+        """Add a matrix to the weight, in place: dequantize, add, quantize again, some rows at a time.
+
+        Args:
+            delta: ``[out, in]``, bf16, fp16 or fp32, on the weight's device; a LoRA's product, say. Adding the negated
+                matrix later undoes it up to rounding.
+
+        Raises:
+            ValueError: delta has another shape, dtype or device.
+        """
+        shape = (self.out_features, self.in_features)
+        if tuple(delta.shape) != shape:
+            raise ValueError(f"fuse_delta: delta must have shape {list(shape)}, got {list(delta.shape)}")
+        if delta.dtype not in _FLOATS:
+            raise ValueError(f"fuse_delta: delta must be bfloat16, float16 or float32, got {delta.dtype}")
+        if delta.device != self.weight.device:
+            raise ValueError(f"fuse_delta: delta must be on {self.weight.device} like weight, got {delta.device}")
+        with torch.no_grad():
+            for rows in self._tiles():
+                weight, scale = self._quantize(self._dequantized(rows) + delta[rows].float())
+                self.weight[rows].copy_(weight)
+                self.weight_scale[_scale_rows(rows)].copy_(scale)
+
+    def _tiles(self) -> Iterable[slice]:
+        return (slice(row, row + TILE_ROWS) for row in range(0, self.out_features, TILE_ROWS))
+
+    def _dequantized(self, rows: slice) -> Tensor:
+        """Rows of the weight in fp32, by torch alone: it serves devices for which this package has no code."""
+        q = self._e4m3(self.weight[rows]).float()
+        scale = self.weight_scale[_scale_rows(rows)]
+        scale = scale.repeat_interleave(BLOCK_SIZE, 0)[: q.shape[0]]
+        return q * scale.repeat_interleave(BLOCK_SIZE, 1)[:, : q.shape[1]]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            probe = fn(tensor.new_empty(0))  # asks what fn does without a copy of the tensor in another dtype
+            return fn(tensor) if probe.dtype == tensor.dtype else tensor.to(probe.device)
+
+        return super()._apply(keep_dtype, recurse)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        state_dict = dict(state_dict)
+        refused = set()  # keys about which an error says all
+
+        def refuse(name: str, rule: str, got: object) -> None:
+            error_msgs.append(f"{prefix}{name} must {rule}, got {got}")
+            refused.add(prefix + name)
+            state_dict.pop(prefix + name, None)
+
+        held = {name for name, parameter in self._parameters.items() if parameter is not None}
+        given = {name: state_dict[prefix + name] for name in held if isinstance(state_dict.get(prefix + name), Tensor)}
+        for name, other in (("weight", "weight_scale"), ("weight_scale", "weight")):
+            if name in given and other in held and prefix + other not in state_dict:
+                refuse(other, f"come with {prefix}{name}", "no such key")
+        if "weight" in given and given["weight"].dtype != self.weight_dtype:
+            refuse("weight", f"be {self.weight_dtype}", given["weight"].dtype)
+        for name in given.keys() - {"weight"}:
+            if given[name].is_floating_point():
+                state_dict[prefix + name] = given[name].to(torch.float32)
+            else:
+                refuse(name, "be of a float dtype", given[name].dtype)
+
+        missing: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        missing_keys += [key for key in missing if key not in refused]
+
+    def extra_repr(self) -> str:
+        try:
+            backend = self.backend
+        except (AttributeError, RuntimeError):  # a layer whose weight was deleted; a forced backend of another device
+            backend = "none"
+        bias = self._parameters.get("bias") is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, backend={backend}"
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _scale_rows(rows: slice) -> slice:
+    return slice(rows.start // BLOCK_SIZE, -(-rows.stop // BLOCK_SIZE))
+
+
+# Under a compiler the warning comes from tracing.
+@torch.compiler.assume_constant_result
+@functools.cache
+def _warn_that_layers_dequantize(reason: str) -> None:
+    warnings.warn(f"ltx_kernels: Linear layers dequantize their weights, tile by tile: fp8_gemm {reason}", stacklevel=2)
+
+
+class BlockwiseFP8Linear(_BlockwiseLinear):
+    """A Linear layer with an 8-bit weight: one fp32 scale for each tile of 128 x 128.
+
+    Parameters, uninitialized until they are loaded: ``weight`` fp8 ``[out, in]``, ``weight_scale`` fp32
+    ``[ceil(out/128), ceil(in/128)]``, ``bias`` fp32 ``[out]``.
+
+    Args:
+        in_features: a positive multiple of 16.
+        out_features: a positive multiple of 8.
+        bias: have one.
+        device: of the parameters.
+        dtype: taken as ``nn.Linear`` takes it, and of no effect.
+    """
+
+    weight_dtype = FP8
+
+    def _weight_shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+    @staticmethod
+    def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+        return fp8_blockwise_quantize_weights_torch(weight)
+
+    def _e4m3(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+class BlockwiseFP6Linear(_BlockwiseLinear):
+    """A Linear layer with a 6-bit weight: :class:`BlockwiseFP8Linear`, but ``weight`` is uint8 ``[out, in * 3/4]``.
+
+    The bytes are what :func:`fp6_pack_tensor` makes of the e4m3 values.
+    """
+
+    weight_dtype = torch.uint8
+
+    def _weight_shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features * 3 // 4
+
+    @staticmethod
+    def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+        q, scale = fp6_blockwise_quantize_weights_torch(weight)
+        return fp6_pack_tensor(q), scale
+
+    def _e4m3(self, weight: Tensor) -> Tensor:
+        return fp6_unpack_tensor(weight, self.in_features).view(FP8)
+
+
+def quantize_model(
+    module: nn.Module,
+    bits: int = 8,
+    filter: Callable[[str, nn.Linear], bool] | None = None,
+    progress: bool = True,
+) -> nn.Module:
+    """Swap the Linear layers of a model for quantized ones, in place.
+
+    Exactly ``nn.Linear`` is swapped, not its subclasses. A layer that the model holds in several places stays shared;
+    it is swapped if the filter takes it in each of them. All layers are checked before the first is changed, and no
+    more than one is held twice.
+
+    Args:
+        module: the model.
+        bits: 8 or 6.
+        filter: which layers to swap, by name and layer; None: all.
+        progress: show a bar on stderr, if rich is installed.
+
+    Returns:
+        The model; if it is a Linear layer itself, the new layer.
+
+    Raises:
+        ValueError: bits is another number, or a layer has a size or dtype that cannot be quantized.
+        RuntimeError: a layer is on a device that has no code for quantizing.
+    """
+    if bits not in (8, 6):
+        raise ValueError(f"quantize_model: bits must be 8 or 6, got {bits}")
+    cls = BlockwiseFP8Linear if bits == 8 else BlockwiseFP6Linear
+    root = nn.ModuleList([module])  # so that a model that is a layer itself has a place too
+    queue = _find_linears(root, filter)
+    for linear, places in queue:
+        _check_quantizable(cls, places[0].name, linear)
+    for _ in _with_bar(len(queue), progress):
+        linear, places = queue.popleft()  # its memory is free once its places hold the new layer
+        layer = cls.from_linear(linear)
+        for place in places:
+            setattr(place.parent, place.attribute, layer)
+    return root[0]
+
+
+class _Place(NamedTuple):
+    parent: nn.Module
+    attribute: str
+    name: str
+
+
+def _find_linears(
+    root: nn.ModuleList, filter: Callable[[str, nn.Linear], bool] | None
+) -> deque[tuple[nn.Linear, list[_Place]]]:
+    found: dict[nn.Linear, list[_Place]] = {}
+    for prefix, parent in root.named_modules():
+        for attribute, child in parent._modules.items():  # named_children() would name a shared layer once
+            if type(child) is nn.Linear:
+                name = f"{prefix}.{attribute}".removeprefix(".").partition(".")[2]  # in the model, root's only entry
+                found.setdefault(child, []).append(_Place(parent, attribute, name))
+    return deque(
+        (linear, places)
+        for linear, places in found.items()
+        if filter is None or all(filter(place.name, linear) for place in places)
+    )
+
+
+def _check_quantizable(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear) -> None:
+    try:
+        cls(linear.in_features, linear.out_features, device="meta")
+    except ValueError as error:
+        raise ValueError(f"quantize_model: {name}: {error}; exclude it by filter") from None
+    if linear.weight.dtype not in _FLOATS:
+        raise ValueError(
+            f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; exclude it by filter"
+        )
+    get_backend("quantize_weights", linear.weight.device)
+
+
+def _with_bar(count: int, progress: bool) -> Iterable[int]:
+    if progress:
+        try:
+            from rich.console import Console
+            from rich.progress import track
+        except ImportError:
+            pass
+        else:
+            return track(range(count), description="Quantizing", console=Console(stderr=True))
+    return range(count)
