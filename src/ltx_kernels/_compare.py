@@ -65,9 +65,10 @@ def place(op: str, device: torch.device) -> tuple[torch.device, str]:
 
 
 def bytes_needed(tokens: int) -> int:
-    """Device memory at the peak: weights of a format and a float64 layer; the comparison of an FFN activation with
-    float64 (nine wide numbers an element) or the float64 scores of one head (three)."""
-    return int(0.8e9) + max(9 * 8 * FFN * tokens, 3 * 8 * tokens**2)
+    """Memory at the peak: the weights, one of them in float64 and its scales; and either four float64 activations of
+    the FFN's size, or the float64 scores of one head, three times, beside five activations of the block's size."""
+    weights = int(2e9)
+    return weights + 8 * tokens * max(4 * FFN, 3 * tokens + 5 * HIDDEN)
 
 
 def default_tokens(device: torch.device) -> int:
@@ -190,6 +191,7 @@ def num_pieces() -> int:
 
 
 def bf16_bytes() -> int:
+    """Memory of the block's four layers as the model has them."""
     return 2 * (HIDDEN * (3 * HIDDEN + HEADS + HIDDEN + 2 * FFN) + 3 * HIDDEN + HEADS + HIDDEN + FFN + HIDDEN)
 
 

@@ -22,7 +22,7 @@ def main(tokens: int | None, save: Path | None) -> int:
     console = Console(width=WIDTH, highlight=False)
     if tokens is None:
         tokens = _compare.default_tokens(device)
-    console.print(_heading(tokens, device, dtype))
+    console.print(_heading(tokens, device, dtype), end="\n\n")
     results = _run(tokens, device, dtype)
     console.print(_step_table(results), _step_notes(dtype), _format_table(results), _format_notes(dtype))
     if save:
@@ -67,12 +67,11 @@ def _run(tokens: int, device: torch.device, dtype: torch.dtype) -> dict[str, Res
 
 def _heading(tokens: int, device: torch.device, dtype: torch.dtype) -> str:
     grid = "×".join(str(size) for size in _block.smallest_grid(tokens))
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return (
         "[bold]One video block of LTX-2: self-attention and feed-forward[/bold]\n"
         f"hidden {_block.HIDDEN}, {_block.HEADS} heads of {_block.HIDDEN // _block.HEADS}, FFN {_block.FFN}; "
         f"{tokens:,} tokens of a {grid} latent grid\n"
-        f"on {where}; reference in {_name(dtype)}; needs {_compare.bytes_needed(tokens) / 1e9:.1f} GB"
+        f"on {_where(device)}; reference in {_name(dtype)}; needs {_compare.bytes_needed(tokens) / 1e9:.1f} GB"
     )
 
 
@@ -131,8 +130,51 @@ def _format_notes(dtype: torch.dtype) -> Padding:
     )
 
 
+def save_figure(results: dict[str, Result], tokens: int, device: torch.device, path: Path) -> None:
+    """Times as bars and errors as points before their limits, a line for each step."""
+    from matplotlib.figure import Figure  # a run that saves nothing does without it
+
+    colors = dict(zip(results, ("#1f6f8b", "#e07a3f"), strict=True))
+    rows = next(iter(results.values())).rows
+    lines = range(len(rows))
+    figure = Figure(figsize=(11, 0.42 * len(rows) + 2.3), layout="constrained")
+    figure.suptitle(
+        f"One video block of LTX-2, {tokens:,} tokens, on {_where(device)}\n"
+        + ", ".join(f"{name} weights: {_percent(r.block_error)} off full precision" for name, r in results.items()),
+        fontsize=12,
+    )
+    times, errors = figure.subplots(1, 2, sharey=True)
+    thickness = 0.8 / len(results)
+    for i, (name, result) in enumerate(results.items()):
+        offsets = [line + (i - (len(results) - 1) / 2) * thickness for line in lines]
+        milliseconds = [1e3 * row.seconds for row in result.rows]
+        bars = times.barh(offsets, milliseconds, thickness * 0.9, color=colors[name], label=name)
+        times.bar_label(bars, [_duration(row.seconds) for row in result.rows], padding=3, fontsize=7.5, color="#444444")
+        steps = [(offset, row) for offset, row in zip(offsets, result.rows, strict=True) if not row.is_copy]
+        at = [offset for offset, _ in steps]
+        errors.barh(at, [100 * row.limit for _, row in steps], thickness * 0.9, color="#e8e8e8", zorder=1)
+        errors.plot([100 * row.error for _, row in steps], at, "o", color=colors[name], label=name, zorder=2)
+    times.set_yticks(lines, [f"{row.title.strip()} ({row.backend})" for row in rows])
+    times.set(xscale="log", xlabel="time", ylim=(len(rows) - 0.5, -0.5))
+    times.margins(x=0.2)  # room for the labels of the longest bars
+    times.xaxis.set_major_formatter(lambda milliseconds, _: f"{milliseconds:g} ms")
+    errors.set(xscale="log", xlabel="relative error of the step (grey: up to its limit)", xlim=(0.05, 10))
+    errors.set_xticks([0.1, 1, 10], ["0.1%", "1%", "10%"])
+    for axes in (times, errors):
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6, zorder=0)
+        axes.set_axisbelow(True)
+    errors.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(results), frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _where(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+
+
 def _notes(text: str) -> Padding:
-    return Padding(f"[dim]{text}[/dim]", (0, 0, 1, 0))
+    return Padding(f"[dim]{text}[/dim]", (1, 0))
 
 
 def _judged(error: float, limit: float) -> str:

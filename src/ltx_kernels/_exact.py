@@ -28,7 +28,7 @@ def spread_scales(scales: Tensor, shape: torch.Size) -> Tensor:
 
 
 def dequantize(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    return q.to(dtype) * spread_scales(scales.to(dtype), q.shape)
+    return q.to(dtype).mul_(spread_scales(scales, q.shape))
 
 
 def half_step(value: Tensor, dtype: torch.dtype) -> Tensor:
