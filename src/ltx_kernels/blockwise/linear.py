@@ -267,6 +267,20 @@ class _BlockwiseLinear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         missing_keys += [key for key in missing if key not in refused]
 
+    # Torch pickles fp8 in torch.save alone: elsewhere the weight travels as bytes.
+    def __getstate__(self) -> dict[str, Any]:
+        parameters = dict(self._parameters)
+        weight = parameters.get("weight")
+        if weight is not None:
+            parameters["weight"] = _parameter(weight.view(torch.uint8))
+        return {**self.__dict__, "_parameters": parameters}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        weight = self._parameters.get("weight")
+        if weight is not None:
+            self.weight = _parameter(weight.view(self.weight_dtype))
+
     def extra_repr(self) -> str:
         try:
             backend = self.backend
