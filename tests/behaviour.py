@@ -22,15 +22,14 @@ def assert_same_bits(actual: Any, expected: Any) -> None:
         assert torch.equal(one, other)
 
 
+def move(value: Tensor, device: str | torch.device) -> Tensor:
+    """A copy on a device with the same strides: to() would make it contiguous."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
+
+
 def clone(inputs: Sequence[Any]) -> list[Any]:
     """Inputs with values of their own and the same strides."""
-    copies = []
-    for value in inputs:
-        if isinstance(value, Tensor):
-            copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            value = copy.copy_(value)
-        copies.append(value)
-    return copies
+    return [move(value, value.device) if isinstance(value, Tensor) else value for value in inputs]
 
 
 def assert_compiles(function: Callable[..., Any], *input_sets: Sequence[Any]) -> None:
@@ -96,7 +95,7 @@ def assert_uses_current_stream(function: Callable[..., Any], inputs: Sequence[An
 def assert_uses_own_device(function: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """With another device current, the op runs on its tensors' device and leaves the current one as it was."""
     expected = function(*inputs)
-    moved = [value.to("cuda:1") if isinstance(value, Tensor) else value for value in inputs]
+    moved = [move(value, "cuda:1") if isinstance(value, Tensor) else value for value in inputs]
     with torch.cuda.device(0):
         actual = function(*moved)
         assert torch.cuda.current_device() == 0

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
+from ltx_kernels._backends import BACKENDS
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line for each reason of a skip."""
@@ -16,9 +18,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device of this machine: a test that takes it runs once for each."""
+    """Each device of this machine: a test that takes it runs once for each that its module's OP has code for."""
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU: torch.cuda.is_available() is False")
+    op = getattr(request.module, "OP", None)
+    if op is not None and request.param not in BACKENDS[op]:
+        pytest.skip(f"{op} has no {request.param} code: BACKENDS[{op!r}] is {BACKENDS[op]}")
     return request.param
 
 

@@ -208,7 +208,7 @@ class NormRopeTests:
             x, cos, sin, weights = self.make_inputs(NormRopeCase("messages", dtype=FP32, table_dtype=FP32), device)
             arguments = {"x": x, "cos_freqs": cos, "sin_freqs": sin, "weights": weights, "eps": 1e-6}
             for name, value in changed.items():
-                arguments[name] = value.to(device) if isinstance(value, Tensor) else value
+                arguments[name] = behaviour.move(value, device) if isinstance(value, Tensor) else value
             with pytest.raises(RuntimeError) as error:
                 type(self).single(**arguments)
             assert str(error.value) == f"{self.name}: {message}"

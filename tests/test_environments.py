@@ -159,9 +159,3 @@ def test_uv_workspace(tree: Path, tmp_path: Path) -> None:
 
     run(*sync, cwd=tmp_path)
     assert run(python, "-c", has_kernels, cwd=tmp_path) == "False\n"
-
-
-def test_readme_shows_the_lines_of_the_workspace() -> None:
-    lines = [line for line in WORKSPACE.split("[dependency-groups]")[1].splitlines() if line]
-    readme = (ROOT / "README.md").read_text()
-    assert [line for line in lines if line not in readme] == []

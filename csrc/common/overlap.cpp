@@ -17,7 +17,7 @@ struct Term {
 
 class Distances {
  public:
-  // All distances, in bytes, from a row of b to a row of a; a row is its first `contiguous` element here.
+  // All distances from the start of a row of b to the start of a row of a, in bytes.
   Distances(const TensorView& a, const TensorView& b) {
     for (int dim = 0; dim < a.rank - 1; ++dim) add(a.strides[dim] * size_of(a.dtype), 0, a.sizes[dim] - 1);
     for (int dim = 0; dim < b.rank - 1; ++dim) add(b.strides[dim] * size_of(b.dtype), 1 - b.sizes[dim], 0);
@@ -29,7 +29,8 @@ class Distances {
     }
   }
 
-  // True if base + one of the distances lies in [low, high].
+  // True if base + one of the distances lies in [low, high]. Goes from the largest stride to the smallest: what the
+  // smaller ones can still add bounds each choice, to one or two where strides nest.
   bool reach(int64_t base, int64_t low, int64_t high, int first = 0) {
     if (base + lowest_[first] > high || base + highest_[first] < low) return false;
     if (first == count_) return true;
@@ -58,11 +59,13 @@ class Distances {
     }
   }
 
+  static constexpr size_t kMaxTerms = size_t{2} * kMaxRank;
+
   int count_ = 0;
-  int steps_left_ = 4096;  // some 20 us
-  std::array<Term, 2 * kMaxRank> terms_;
-  std::array<int64_t, 2 * kMaxRank + 1> lowest_ = {};  // of the sum of terms i and on
-  std::array<int64_t, 2 * kMaxRank + 1> highest_ = {};
+  int steps_left_ = 4096;
+  std::array<Term, kMaxTerms> terms_;
+  std::array<int64_t, kMaxTerms + 1> lowest_ = {};  // of the sum of terms i and on
+  std::array<int64_t, kMaxTerms + 1> highest_ = {};
 };
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "common/cuda/launch.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
-#include "common/device.h"
 #include "common/rows.h"
 
 // The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
@@ -49,8 +48,8 @@ struct NormRopeVectorTask {
   int64_t sin_inner_stride;
   int64_t cos_head_stride;
   int64_t sin_head_stride;
-  int inner;     // rows are outer * inner + inner index
-  int num_rows;  // outer * inner
+  uint32_t outer;
+  uint32_t inner;
   int half;
   DType weights_dtype;
 };
@@ -173,88 +172,57 @@ __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const flo
   }
 }
 
-// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold: two packed
-// rows, and x and its weights in fp32.
+// Which tensors a launch of norm_rope_kernel takes.
+enum class Tasks {
+  kOne,
+  kTwo,                // task blockIdx.z
+  kTwoThatShareTables  // a block does a row of both
+};
+
+// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold: a packed row,
+// and x and its weights in fp32.
 template <class X, class Table, class Layout, int kTensors>
 constexpr int max_threads() {
   constexpr int kPackedBytes =
       kTensors * kUnit * sizeof(X) + 2 * Layout::kTableVectors * Layout::kTableValues * sizeof(Table);
-  constexpr int kHeldRegisters = 2 * kPackedBytes / 4 + 2 * kTensors * kUnit;
-  return kHeldRegisters <= 64 ? 768 : kHeldRegisters <= 112 ? 512 : 256;
+  constexpr int kHeldRegisters = kPackedBytes / 4 + 2 * kTensors * kUnit;
+  return kHeldRegisters <= 48 ? 768 : 512;
 }
 
-// A row's index, outer and inner, that moves on by many rows at a time without a division.
-struct RowCursor {
-  int row;
-  int outer;
-  int inner;
-
-  __device__ RowCursor(int first, int num_inner) : row(first), outer(0), inner(first) { carry(num_inner); }
-  __device__ void advance(int rows, int num_inner) {
-    row += rows;
-    inner += rows;
-    carry(num_inner);
-  }
-  __device__ int64_t offset(int64_t outer_stride, int64_t inner_stride) const {
-    return outer * outer_stride + inner * inner_stride;
-  }
-
- private:
-  __device__ void carry(int num_inner) {
-    while (inner >= num_inner) {
-      inner -= num_inner;
-      ++outer;
-    }
-  }
-};
-
-// What a thread holds of one row, as it lies in memory.
+// A block owns row (blockIdx.y, blockIdx.x) of kTensors tensors that share tables, a thread one unit of it. The thread
+// issues all its loads at once, holds x and the table values as they are in memory through the reduction (one barrier),
+// then rotates and stores.
 template <class X, class Table, class Layout, int kTensors>
-struct PackedUnit {
-  Packed<X, kVector> x[kTensors][2];
-  Packed<Table, Layout::kTableValues> cos[Layout::kTableVectors];
-  Packed<Table, Layout::kTableValues> sin[Layout::kTableVectors];
+__device__ void norm_rope_row(const NormRopeVectorArgs& args, const NormRopeVectorTask* tasks,
+                              BlockSumShared<kTensors>& shared) {
+  const NormRopeVectorTask& task = tasks[0];
+  const int64_t outer = blockIdx.y;
+  const int64_t inner = blockIdx.x;
+  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
+  const Layout unit(args, task, static_cast<int>(threadIdx.x));
 
-  __device__ void load(const NormRopeVectorTask* tasks, const Layout& unit, const RowCursor& at) {
+  Packed<X, kVector> x[kTensors][2] = {};
+  Packed<Table, Layout::kTableValues> packed_cos[Layout::kTableVectors];
+  Packed<Table, Layout::kTableValues> packed_sin[Layout::kTableVectors];
+  float weights[kTensors][2][kVector];
+  if (active) {
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       const NormRopeVectorTask& own = tasks[tensor];
-      const X* from = static_cast<const X*>(own.x) + at.offset(own.x_outer_stride, own.x_inner_stride);
-      x[tensor][0] = load_once<X, kVector>(from + unit.first);
-      x[tensor][1] = load_once<X, kVector>(from + unit.second);
+      const X* x_row = static_cast<const X*>(own.x) + outer * own.x_outer_stride + inner * own.x_inner_stride;
+      x[tensor][0] = load<X, kVector>(x_row + unit.first);
+      x[tensor][1] = load<X, kVector>(x_row + unit.second);
     }
-    const NormRopeVectorTask& task = tasks[0];
     const Table* cos_row =
-        static_cast<const Table*>(task.cos) + at.offset(task.cos_outer_stride, task.cos_inner_stride);
+        static_cast<const Table*>(task.cos) + outer * task.cos_outer_stride + inner * task.cos_inner_stride;
     const Table* sin_row =
-        static_cast<const Table*>(task.sin) + at.offset(task.sin_outer_stride, task.sin_inner_stride);
+        static_cast<const Table*>(task.sin) + outer * task.sin_outer_stride + inner * task.sin_inner_stride;
 #pragma unroll
     for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
-      cos[vector] = load_once<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
-      sin[vector] = load_once<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
+      packed_cos[vector] = load<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
+      packed_sin[vector] = load<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
     }
-  }
-};
-
-// Blocks stride over the rows of kTensors tensors that share tables, or of task blockIdx.y alone. A thread owns one
-// unit of every row of its block. It keeps the unit's weights in registers and loads the next row before it reduces the
-// present one, so that loads are always in flight. One barrier a row: the sums alternate between two buffers, and no
-// warp is more than one barrier ahead of another.
-template <class X, class Table, class Layout, int kTensors>
-__global__ void __launch_bounds__(max_threads<X, Table, Layout, kTensors>(), 1)
-    norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
-  const NormRopeVectorTask* tasks = args.tasks + (kTensors == 1 ? blockIdx.y : 0);
-  const int num_rows = tasks[0].num_rows;
-  const int num_inner = tasks[0].inner;
-  const int step = static_cast<int>(gridDim.x);
-  RowCursor at(static_cast<int>(blockIdx.x), num_inner);
-  const Layout unit(args, tasks[0], static_cast<int>(threadIdx.x));
-  const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
-
-  PackedUnit<X, Table, Layout, kTensors> present = {};
-  if (active && at.row < num_rows) present.load(tasks, unit, at);
-  float weights[kTensors][2][kVector];
-  if (active) {
+    // Last: they come from a cache and are here before x is.
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) {
       load_weights(weights[tensor][0], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.first);
@@ -262,51 +230,66 @@ __global__ void __launch_bounds__(max_threads<X, Table, Layout, kTensors>(), 1)
     }
   }
 
-  __shared__ BlockSumShared<kTensors> shared[2];
-  for (int parity = 0; at.row < num_rows; parity ^= 1) {
-    const int row = at.row;
-    at.advance(step, num_inner);
-    PackedUnit<X, Table, Layout, kTensors> next = {};
-    if (active && at.row < num_rows) next.load(tasks, unit, at);
-
-    float v[kTensors][2][kVector];
-    float sums[kTensors];
+  float sums[kTensors];
 #pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      float partial[2] = {};
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    float partial[2] = {};  // two chains of additions in flight
 #pragma unroll
-      for (int vector = 0; vector < 2; ++vector) {
-        unpack(present.x[tensor][vector], v[tensor][vector]);
+    for (int vector = 0; vector < 2; ++vector) {
+      float v[kVector];
+      unpack(x[tensor][vector], v);
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) partial[vector] += v[tensor][vector][i] * v[tensor][vector][i];
-      }
-      sums[tensor] = partial[0] + partial[1];
+      for (int i = 0; i < kVector; ++i) partial[vector] += v[i] * v[i];
     }
-    block_sum(sums, shared[parity]);
+    sums[tensor] = partial[0] + partial[1];
+  }
+  block_sum(sums, shared);
+  let_next_kernel_start();
+  if (!active) return;
 
-    if (active) {
-      float cos[Layout::kTableVectors][Layout::kTableValues];
-      float sin[Layout::kTableVectors][Layout::kTableValues];
+  float cos[Layout::kTableVectors][Layout::kTableValues];
+  float sin[Layout::kTableVectors][Layout::kTableValues];
 #pragma unroll
-      for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
-        unpack(present.cos[vector], cos[vector]);
-        unpack(present.sin[vector], sin[vector]);
-      }
+  for (int vector = 0; vector < Layout::kTableVectors; ++vector) {
+    unpack(packed_cos[vector], cos[vector]);
+    unpack(packed_sin[vector], sin[vector]);
+  }
+  const int64_t out_row = (outer * task.inner + inner) * args.hidden;
 #pragma unroll
-      for (int tensor = 0; tensor < kTensors; ++tensor) {
-        const float rstd = reciprocal_rms(sums[tensor], args.hidden_inverse, args.eps);
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    const float rstd = reciprocal_rms(sums[tensor], args.hidden_inverse, args.eps);
+    float v[2][kVector];
 #pragma unroll
-        for (int vector = 0; vector < 2; ++vector) {
+    for (int vector = 0; vector < 2; ++vector) {
+      unpack(x[tensor][vector], v[vector]);
 #pragma unroll
-          for (int i = 0; i < kVector; ++i) v[tensor][vector][i] *= rstd * weights[tensor][vector][i];
-        }
-        Layout::rotate(v[tensor], cos, sin);
-        const int64_t out_row = static_cast<int64_t>(row) * args.hidden;
-        store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.first, v[tensor][0]);
-        store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.second, v[tensor][1]);
-      }
+      for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd * weights[tensor][vector][i];
     }
-    present = next;
+    Layout::rotate(v, cos, sin);
+    store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.first, v[0]);
+    store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.second, v[1]);
+  }
+}
+
+constexpr int tensors_of_a_block(Tasks tasks) { return tasks == Tasks::kTwoThatShareTables ? 2 : 1; }
+
+template <class X, class Table, class Layout, Tasks kTasks>
+__global__ void __launch_bounds__(max_threads<X, Table, Layout, tensors_of_a_block(kTasks)>(), 1)
+    norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
+  constexpr int kTensors = tensors_of_a_block(kTasks);
+  __shared__ BlockSumShared<kTensors> shared;
+  wait_for_previous_kernel();
+  if constexpr (kTasks == Tasks::kTwo) {
+    // Each task by a constant index: its fields are then operands of the instructions, not loads.
+    if (blockIdx.z == 0) {
+      if (blockIdx.x >= args.tasks[0].inner || blockIdx.y >= args.tasks[0].outer) return;
+      norm_rope_row<X, Table, Layout, kTensors>(args, args.tasks, shared);
+    } else {
+      if (blockIdx.x >= args.tasks[1].inner || blockIdx.y >= args.tasks[1].outer) return;
+      norm_rope_row<X, Table, Layout, kTensors>(args, args.tasks + 1, shared);
+    }
+  } else {
+    norm_rope_row<X, Table, Layout, kTensors>(args, args.tasks, shared);
   }
 }
 
@@ -452,59 +435,51 @@ inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
           .sin_inner_stride = inner_stride(2),
           .cos_head_stride = task.cos_head_stride,
           .sin_head_stride = task.sin_head_stride,
-          .inner = static_cast<int>(task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1),
-          .num_rows = static_cast<int>(task.rows.count),
+          .outer = static_cast<uint32_t>(task.rows.rank == 2 ? task.rows.sizes[0] : 1),
+          .inner = static_cast<uint32_t>(task.rows.rank > 0 ? task.rows.sizes[task.rows.rank - 1] : 1),
           .half = static_cast<int>(task.half),
           .weights_dtype = task.weights_dtype};
 }
 
-// Blocks of the kernel that a multiprocessor holds, by registers and threads: the kernel uses next to no shared memory.
-inline int blocks_per_sm(int registers, int threads) {
-  constexpr int kRegisters = 65536;
-  constexpr int kMaxThreads = 1536;  // of the smallest multiprocessors (8.6, 8.9, 12.0)
-  constexpr int kRegisterUnit = 8;   // registers of a thread are given out in eights
-  const int registers_given = (registers + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
-  return std::max(1, std::min(kRegisters / (registers_given * threads), kMaxThreads / threads));
-}
-
-// One launch for all tasks; false where they differ in what the kernel takes as one, or have more rows than it counts.
-template <class X, class Table, class Layout, int kTensors>
+// One launch for all tasks; false where they differ in what the kernel takes as one, or do not fit a grid or a block.
+template <class X, class Table, class Layout, Tasks kTasks>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
-  constexpr int64_t kMaxRows = 1 << 30;  // a cursor may run past the last row by a grid
-  constexpr auto kKernel = norm_rope_kernel<X, Table, Layout, kTensors>;
-  const auto threads = static_cast<int>((args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize);
-  if (args.hidden / kUnit > max_threads<X, Table, Layout, kTensors>() || max_rows(args) > kMaxRows) return false;
+  constexpr int64_t kMaxGridX = 0x7FFFFFFF;
+  constexpr int64_t kMaxGridY = 0xFFFF;
+  const int64_t threads = (args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize;
+  if (threads > max_threads<X, Table, Layout, tensors_of_a_block(kTasks)>()) return false;
+
   NormRopeVectorArgs vector_args{.tasks = {},
                                  .hidden = static_cast<int>(args.hidden),
                                  .out_fp8 = args.tasks[0].out_dtype == DType::kFp8,
                                  .units_per_head_inverse = 0,
                                  .hidden_inverse = 1.0f / static_cast<float>(args.hidden),
                                  .eps = args.eps};
+  int64_t inner = 0;
+  int64_t outer = 0;
   for (int i = 0; i < args.num_tasks; ++i) {
-    if (args.tasks[i].rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
+    const Rows<3>& rows = args.tasks[i].rows;
+    if (rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
+    inner = std::max(inner, rows.rank > 0 ? rows.sizes[rows.rank - 1] : 1);
+    outer = std::max(outer, rows.rank == 2 ? rows.sizes[0] : 1);
+    if (inner > kMaxGridX || outer > kMaxGridY) return false;
     vector_args.tasks[i] = vector_task(args.tasks[i]);
   }
   const int64_t units_per_head = args.tasks[0].half / kVector;
   vector_args.units_per_head_inverse =
       static_cast<uint32_t>(((1 << SplitLayout::kInverseBits) + units_per_head - 1) / units_per_head);
 
-  static const int registers = [] {
-    cudaFuncAttributes attributes{};
-    LTX_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kKernel), "norm_rope_kernel");
-    return attributes.numRegs;
-  }();
-  const int num_launches = args.num_tasks / kTensors;
-  const int64_t resident = int64_t{blocks_per_sm(registers, threads)} * cuda_num_sms(args.device);
-  const dim3 grid(static_cast<unsigned>(std::min(max_rows(args), resident)), static_cast<unsigned>(num_launches));
-  kKernel<<<grid, static_cast<unsigned>(threads), 0, stream>>>(vector_args);
-  LTX_CUDA_CHECK(cudaGetLastError(), op);
+  const dim3 grid(static_cast<unsigned>(inner), static_cast<unsigned>(outer), kTasks == Tasks::kTwo ? 2 : 1);
+  launch_overlapping(op, norm_rope_kernel<X, Table, Layout, kTasks>, grid, static_cast<int>(threads), args.device,
+                     stream, vector_args);
   return true;
 }
 
 template <class X, class Table, class Layout>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
-  return (args.share_tables && launch_vectors<X, Table, Layout, 2>(op, args, stream)) ||
-         launch_vectors<X, Table, Layout, 1>(op, args, stream);
+  if (args.num_tasks == 1) return launch_vectors<X, Table, Layout, Tasks::kOne>(op, args, stream);
+  return (args.share_tables && launch_vectors<X, Table, Layout, Tasks::kTwoThatShareTables>(op, args, stream)) ||
+         launch_vectors<X, Table, Layout, Tasks::kTwo>(op, args, stream);
 }
 
 // False if there is no instance for the dtypes, or none that takes these rows.

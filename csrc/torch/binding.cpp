@@ -131,6 +131,12 @@ Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, st
   return Tensor(viewed);
 }
 
+DeviceGuard::DeviceGuard(int device) {
+  int32_t current = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
+  if (current != device) guard_.emplace(device);  // torch's guard costs an allocation even where nothing changes
+}
+
 Stream current_stream(int device) {
   // The one symbol that only a CUDA torch has: looked up at run time, so that the module loads on a CPU-only torch too.
   using Function = AOTITorchError (*)(int32_t, void**);
@@ -146,11 +152,12 @@ Stream current_stream(int device) {
 
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda) {
   if (device.kind == Device::Kind::kCpu) return;
-  const std::string where = std::string(op) + ": " + name + " must be on cpu ";
-  LTX_CHECK(has_cuda, where + "(this build has no CUDA code for the op), got " + to_string(device));
+  LTX_CHECK(has_cuda, std::string(op) + ": " + name + " must be on cpu (this build has no CUDA code for the op), got " +
+                          to_string(device));
   if constexpr (kBuiltCuda) {
     const std::string& lacking = cuda_device_lacks(device.index);
-    LTX_CHECK(lacking.empty(), where + "(" + lacking + "), got " + to_string(device));
+    LTX_CHECK(lacking.empty(),
+              std::string(op) + ": " + name + " must be on cpu (" + lacking + "), got " + to_string(device));
   }
 }
 

@@ -37,6 +37,15 @@ Tensor empty_scales(const TensorView& x);
 // Another shape over the same memory.
 Tensor as_strided(const Tensor& tensor, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides);
 
+// Makes a CUDA device current for as long as it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+
+ private:
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
 // The stream that torch uses on `device` at this moment.
 Stream current_stream(int device);
 
@@ -51,7 +60,7 @@ void run(const Params& params, const Device& device) {
   if (device.kind == Device::Kind::kCpu) {
     kCpu(params);
   } else if constexpr (kBuiltCuda && !std::is_null_pointer_v<decltype(kCuda)>) {
-    const torch::stable::accelerator::DeviceGuard guard(device.index);
+    const DeviceGuard guard(device.index);
     kCuda(params, current_stream(device.index));
   }
 }

@@ -19,28 +19,8 @@ struct Packed {
   uint32_t words[kBytes / 4];
 };
 
-// Read once by this launch and by no other thread: kept out of L1, which then holds what rows share.
-template <class T, int kCount>
-__device__ Packed<T, kCount> load_once(const T* from) {
-  Packed<T, kCount> packed;
-  constexpr int kBytes = Packed<T, kCount>::kBytes;
-  if constexpr (kBytes % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < kBytes / 16; ++i) {
-      asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(packed.words[4 * i]), "=r"(packed.words[4 * i + 1]), "=r"(packed.words[4 * i + 2]),
-                     "=r"(packed.words[4 * i + 3])
-                   : "l"(reinterpret_cast<const uint4*>(from) + i));
-    }
-  } else {
-    static_assert(kBytes == 8);
-    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
-                 : "=r"(packed.words[0]), "=r"(packed.words[1])
-                 : "l"(from));
-  }
-  return packed;
-}
-
+// Plain loads also for what is read once: on an H200 the norm + rotary kernels reach 4.36 TB/s with them at 32768 x
+// 4096, and 4.04 with L1::no_allocate, L1::evict_first or .cs loads.
 template <class T, int kCount>
 __device__ Packed<T, kCount> load(const T* from) {
   Packed<T, kCount> packed;
@@ -63,18 +43,19 @@ __device__ Packed<T, kCount> load(const T* from) {
   return packed;
 }
 
+// For outputs that this launch does not read again.
 template <class T, int kCount>
 __device__ void store(T* to, const Packed<T, kCount>& packed) {
   constexpr int kBytes = Packed<T, kCount>::kBytes;
   if constexpr (kBytes % 16 == 0) {
 #pragma unroll
     for (int i = 0; i < kBytes / 16; ++i) {
-      reinterpret_cast<uint4*>(to)[i] =
-          make_uint4(packed.words[4 * i], packed.words[4 * i + 1], packed.words[4 * i + 2], packed.words[4 * i + 3]);
+      __stcs(reinterpret_cast<uint4*>(to) + i, make_uint4(packed.words[4 * i], packed.words[4 * i + 1],
+                                                          packed.words[4 * i + 2], packed.words[4 * i + 3]));
     }
   } else {
     static_assert(kBytes == 8);
-    *reinterpret_cast<uint2*>(to) = make_uint2(packed.words[0], packed.words[1]);
+    __stcs(reinterpret_cast<uint2*>(to), make_uint2(packed.words[0], packed.words[1]));
   }
 }
 
