@@ -103,7 +103,7 @@ def assert_pair(pair: tuple[Tensor, Tensor], shape: torch.Size) -> None:
 def assert_quantized(pair: tuple[Tensor, Tensor], exact: Tensor, magnitude: Tensor) -> None:
     """(q, scales) are those of exact (float64), up to 2^-18 of `magnitude`: INTERFACE.md 3."""
     assert_pair(pair, exact.shape)
-    exact, magnitude = (t.cpu().double().reshape(-1, exact.shape[-1]) for t in (exact, magnitude))
+    exact, magnitude = (t.cpu().double().reshape(len(pair[1]), exact.shape[-1]) for t in (exact, magnitude))
     q = pair[0].cpu().float().double().reshape(exact.shape)
     for block in range(pair[1].shape[1]):
         columns = slice(block * BLOCK, (block + 1) * BLOCK)

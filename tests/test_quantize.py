@@ -128,6 +128,17 @@ def test_offsets_past_2_31_elements(device: str) -> None:
     assert not q[:-1].view(torch.uint8).any()
 
 
+def test_more_than_2_31_elements(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("7 GB and minutes on a CPU")
+    x = torch.randn(600_000, 4096, dtype=BF16, device=device)
+    q, scales = blockwise_quantize(x)
+    sample = torch.tensor([0, 524_287, 524_288, 599_999], device=device)  # 2^31 elements end with row 524,287
+    expected_q, expected_scales = quantize_rows(x[sample])
+    assert_bits(q.view(torch.uint8)[sample], expected_q)
+    assert_bits(scales[sample], expected_scales)
+
+
 @pytest.mark.parametrize("gelu", GELU_FORMS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gelu(case: Case, gelu: str, device: str) -> None:
@@ -219,7 +230,7 @@ def test_names_that_callers_know() -> None:
         (torch.zeros(2, 4)[:, ::2], None, "x must have a contiguous last dimension, got stride 2"),
         (torch.zeros(2, 2), "relu", "gelu must be None, 'tanh' or 'sigmoid', got 'relu'"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_messages(x: Tensor, gelu: str | None, message: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{re.escape(f'quantize: {message}')}$"):

@@ -7,7 +7,7 @@ from norm_rope_tests import NormRopeTests
 from reference import assert_rounded_once
 from torch import Tensor
 
-from ltx_kernels.blockwise import rms_norm_rope
+from ltx_kernels.blockwise import rms_norm_rope, rms_norm_rope_qk
 
 
 class TestRmsNormRope(NormRopeTests):

@@ -109,8 +109,12 @@ def call(op: OpOverload, *args: Any) -> Any:
 
 def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
     """:func:`call` of an op that writes to its first argument, which therefore must not require grad."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
+    if torch.is_grad_enabled():
+        if x.requires_grad:
+            raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
+        if any(arg.requires_grad for arg in args):
+            _, *results = _ForwardOnlyInPlace.apply(op, x, *args)
+            return results[0] if len(results) == 1 else tuple(results)
     return call(op, x, *args)
 
 
@@ -133,3 +137,13 @@ class _ForwardOnly(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(f"{op_name(ctx.op)}: has no backward, use torch.no_grad()")
+
+
+class _ForwardOnlyInPlace(_ForwardOnly):
+    """x is a result too: a backward through it must raise, not leave the other arguments out."""
+
+    @staticmethod
+    def forward(ctx: Any, op: OpOverload, *args: Any) -> Any:
+        ctx.mark_dirty(args[0])
+        out = _ForwardOnly.forward(ctx, op, *args)
+        return (args[0], *out) if isinstance(out, tuple) else (args[0], out)
