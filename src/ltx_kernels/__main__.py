@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     needed = ("rich", "matplotlib") if args.save else ("rich",)
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
-        print(f"demo: needs {' and '.join(absent)}: pip install 'ltx-kernels[demo]'", file=sys.stderr)
+        print(f"demo: needs the extra [demo]: pip install {' '.join(absent)}", file=sys.stderr)
         return 1
     from ltx_kernels import _demo
 

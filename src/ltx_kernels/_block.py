@@ -7,7 +7,7 @@ same description serves the kernels, whatever is measured about them, and full p
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, pi
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,10 @@ FRAMES_PER_SECOND = 24
 
 ROPE_THETA = 10000.0
 ROPE_MAX = (20.0, 2048.0, 2048.0)  # seconds, pixels, pixels: the positions that the angles are scaled to
+
+
+QuantizedLayer = linear.BlockwiseFP8Linear | linear.BlockwiseFP6Linear
+Layer = TypeVar("Layer", nn.Linear, QuantizedLayer)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def _exact_add_norm(x: Tensor, y: Tensor, gate: Tensor) -> list[Tensor]:
     return [x, _exact.rms_norm(x)]
 
 
-def _run_down(act: tuple[Tensor, Tensor], layer: nn.Module, residual: Tensor) -> Tensor:
+def _run_down(act: tuple[Tensor, Tensor], layer: QuantizedLayer, residual: Tensor) -> Tensor:
     rows = act[0].flatten(0, -2), act[1]
     weight = layer.weight, layer.weight_scale
     out = linear.blockwise_fp8_gemm(rows, weight, layer.bias, False, residual=residual.flatten(0, -2))
@@ -108,16 +112,16 @@ STEPS = (ADANORM, QKV, NORM_ROPE, ATTEND, GATE, OUT, ADD_NORM, UP, GELU, DOWN)
 
 
 @dataclass(frozen=True)
-class Weights:
-    qkv: nn.Module  # q, k, v and the gate's logits stacked: one product
-    out: nn.Module
-    up: nn.Module
-    down: nn.Module
+class Weights(Generic[Layer]):
+    qkv: Layer  # q, k, v and the gate's logits stacked: one product
+    out: Layer
+    up: Layer
+    down: Layer
     q_norm: Tensor
     k_norm: Tensor
 
     @property
-    def layers(self) -> tuple[nn.Module, ...]:
+    def layers(self) -> tuple[Layer, ...]:
         return self.qkv, self.out, self.up, self.down
 
 
@@ -131,7 +135,7 @@ class Inputs:
     sin: Tensor
 
 
-def video_block(do: Callable[..., Any], inputs: Inputs, weights: Weights) -> Any:
+def video_block(do: Callable[..., Any], inputs: Inputs, weights: Weights[Any]) -> Any:
     normed = do(ADANORM, inputs.x, inputs.scale, inputs.shift)
     q, k, v, gate_logits = do(QKV, normed, weights.qkv).split([HIDDEN, HIDDEN, HIDDEN, HEADS], dim=-1)
     q, k = do(NORM_ROPE, q, k, inputs.cos, inputs.sin, weights.q_norm, weights.k_norm)
@@ -190,7 +194,7 @@ def draw_inputs(tokens: int) -> Inputs:
     )
 
 
-def draw_weights() -> Weights:
+def draw_weights() -> Weights[nn.Linear]:
     """bf16 weights of a fixed seed, scaled so that a product keeps the size of its input."""
     draw = _Draw(seed=0)
 

@@ -3,20 +3,21 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ltx_kernels import _block, _exact
-from ltx_kernels._block import FFN, FULL_TOKENS, HEADS, HIDDEN, STEPS, Inputs, Step, Weights
+from ltx_kernels._block import FFN, FULL_TOKENS, HIDDEN, STEPS, Inputs, Step, Weights
 from ltx_kernels.blockwise import get_backend
 from ltx_kernels.blockwise.linear import BlockwiseFP6Linear, BlockwiseFP8Linear
 
 FEW_TOKENS = 256
-FORMATS: dict[str, type[nn.Module]] = {"FP8": BlockwiseFP8Linear, "FP6": BlockwiseFP6Linear}
+FORMATS: dict[str, type[_block.QuantizedLayer]] = {"FP8": BlockwiseFP8Linear, "FP6": BlockwiseFP6Linear}
 
 # GPUs whose float64 runs at half the rate of their float32; others take 1/32 and less.
 FULL_RATE_FLOAT64 = ((8, 0), (9, 0), (10, 0))
@@ -47,6 +48,7 @@ class Result:
 
     rows: list[Row]
     weight_bytes: int
+    bf16_bytes: int  # what the same layers take in the model
     weight_error: float  # of the four layers, the one nearest to its limit
     weight_limit: float
     block_error: float
@@ -125,7 +127,7 @@ class Kernels:
         _wait()
         if copied:
             seconds = time.perf_counter() - start
-            self.rows.append(Row(f"  to {device.type}", "copy", megabytes(copied), seconds))
+            self.rows.append(Row(f"  to {device.type}", "copy", f"{copied / 1e6:.1f} MB", seconds))
         return args
 
 
@@ -144,7 +146,8 @@ class Exact:
 
     def plain(self, arg: Any) -> Any:
         if isinstance(arg, tuple):
-            return _exact.dequantize(*(part.to(self.device) for part in arg), dtype=self.dtype)
+            q, scales = (part.to(self.device) for part in arg)
+            return _exact.dequantize(q, scales, self.dtype)
         if isinstance(arg, nn.Module):
             return self.weight(arg), self.plain(arg.bias)
         return arg.to(self.device, self.dtype)
@@ -190,49 +193,38 @@ def num_pieces() -> int:
     return 1 + len(STEPS) * (1 + len(FORMATS)) + len(FORMATS)
 
 
-def bf16_bytes() -> int:
-    """Memory of the block's four layers as the model has them."""
-    return 2 * (HIDDEN * (3 * HIDDEN + HEADS + HIDDEN + 2 * FFN) + 3 * HIDDEN + HEADS + HIDDEN + FFN + HIDDEN)
-
-
 def run(tokens: int, device: torch.device, dtype: torch.dtype, advance: Callable[[str], None]) -> dict[str, Result]:
-    """Both formats on the same inputs; `advance(what)` is called before each piece of work."""
+    """Both formats on the same inputs; `advance(what)` is called before and after each piece of work."""
     advance("weights")
     weights, inputs = _block.draw_weights(), _block.draw_inputs(tokens)
-    wanted = _block.video_block(Exact(device, dtype, lambda: advance("full precision")), inputs, weights)
+    wanted = _block.video_block(Exact(device, dtype, partial(advance, "full precision")), inputs, weights)
     results = {}
     for name, layer_class in FORMATS.items():
-        results[name] = _run_format(
-            layer_class, weights, inputs, wanted, Exact(device, dtype, lambda name=name: advance(f"{name} block"))
-        )
+        advance(f"{name} weights")
+        exact = Exact(device, dtype, partial(advance, f"{name} block"))
+        results[name] = _run_format(layer_class, weights, inputs, wanted, exact)
     return results
 
 
 def _run_format(
-    layer_class: type[nn.Module], weights: Weights, inputs: Inputs, wanted: Tensor, exact: Exact
+    layer_class: type[_block.QuantizedLayer], weights: Weights[nn.Linear], inputs: Inputs, wanted: Tensor, exact: Exact
 ) -> Result:
-    quantized = replace(
-        weights,
-        **{
-            name: layer_class.from_linear(getattr(weights, name)).to(place(step.op, exact.device)[0])
-            for name, step in zip(
-                ("qkv", "out", "up", "down"), (_block.QKV, _block.OUT, _block.UP, _block.DOWN), strict=True
-            )
-        },
-    )
+    where = place("fp8_gemm", exact.device)[0]
+    layers = qkv, out, up, down = [layer_class.from_linear(layer).to(where) for layer in weights.layers]
     weight_errors = [
         _exact.error_and_limit((ours.fp8weight, ours.weight_scale), theirs.weight.to(exact.device, torch.float32))
-        for ours, theirs in zip(quantized.layers, weights.layers, strict=True)
+        for ours, theirs in zip(layers, weights.layers, strict=True)
     ]
     weight_error, weight_limit = max(weight_errors, key=lambda pair: pair[0] / pair[1])
 
     kernels = Kernels(exact.device, exact)
     start = Inputs(*(t.to(exact.device, torch.bfloat16, copy=True) for t in vars(inputs).values()))
-    out = _block.video_block(kernels, start, quantized)
-    block_error, _ = _exact.error_and_limit(out, wanted)
+    quantized = Weights(qkv, out, up, down, weights.q_norm, weights.k_norm)
+    block_error, _ = _exact.error_and_limit(_block.video_block(kernels, start, quantized), wanted)
     return Result(
         rows=kernels.rows,
-        weight_bytes=_bytes_of(quantized),
+        weight_bytes=_bytes_of(layers),
+        bf16_bytes=_bytes_of(weights.layers),
         weight_error=weight_error,
         weight_limit=weight_limit,
         block_error=block_error,
@@ -242,9 +234,5 @@ def _run_format(
     )
 
 
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB" if count >= 10e6 else f"{count / 1e6:.1f} MB"
-
-
-def _bytes_of(weights: Weights) -> int:
-    return sum(p.nbytes for layer in weights.layers for p in layer.parameters())
+def _bytes_of(layers: Iterable[nn.Module]) -> int:
+    return sum(parameter.nbytes for layer in layers for parameter in layer.parameters())

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ltx_kernels import _block, _compare
-from ltx_kernels._compare import FORMATS, Result, megabytes
+from ltx_kernels._compare import FORMATS, Result
 
 WIDTH = 80  # the table fits, so a wider one would only be sparser
 
@@ -45,20 +45,20 @@ def failures(results: dict[str, Result]) -> list[str]:
         checks.append(("the block", result.block_error, result.block_limit))
         for what, error, limit in checks:
             if not error <= limit:
-                found.append(
-                    f"demo: error of {what}, {name}, must be at most {_percent(limit)}, got {_percent(error)}"
-                )
+                found.append(f"demo: error of {what}, {name}, must be at most {_percent(limit)}, got {_percent(error)}")
     return found
 
 
 def _run(tokens: int, device: torch.device, dtype: torch.dtype) -> dict[str, Result]:
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description:15}"),
         BarColumn(bar_width=40),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar, torch.no_grad():
         task = bar.add_task("", total=_compare.num_pieces())
@@ -108,12 +108,12 @@ def _format_table(results: dict[str, Result]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
     for name in ("Weights", "Memory", "of bf16", "Weight error", "limit", "Block error", "limit"):
         table.add_column(name, justify="left" if name == "Weights" else "right", no_wrap=True)
-    full = _compare.bf16_bytes()
-    table.add_row("bf16", megabytes(full), "100%", "", "", "", "")
+    full = next(iter(results.values())).bf16_bytes
+    table.add_row("bf16", _megabytes(full), "100%", "", "", "", "")
     for name, result in results.items():
         table.add_row(
             name,
-            megabytes(result.weight_bytes),
+            _megabytes(result.weight_bytes),
             f"{100 * result.weight_bytes / full:.0f}%",
             _judged(result.weight_error, result.weight_limit),
             _percent(result.weight_limit),
@@ -183,6 +183,10 @@ def _judged(error: float, limit: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}%"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"
 
 
 def _duration(seconds: float) -> str:
