@@ -5,7 +5,7 @@
 #include "common/stream.h"
 #include "common/tensor.h"
 
-// fp8_gemm: a times b transposed, both in 8 bits with a scale a block of 128 along k.
+// fp8_gemm: a times b transposed, a in 8 and b in 8 or 6 bits, with scales by blocks of 128 along k.
 //
 //   acc[i, j] = sum over blocks c of k:  (sum over k in c: a[i, k] * b[j, k]) * (a_scales[i, c] * b_scales[j / 128, c])
 //   out[i, j] = round((acc[i, j] + bias[j]) + residual[i, j])
@@ -17,8 +17,9 @@
 // Nothing past the m rows of a, residual and a_scales is read. Deterministic.
 //
 // use_fast_accum (half-precision sums on GPUs where those are faster) is a hint for packed fp6 b, whose range proves
-// that no sum overflows; the CPU backend never needs it. config forces a kernel's tile configuration in tests. Scaling
-// by blocks: DeepSeek-AI, DeepSeek-V3 (arXiv 2412.19437), section 3.3.
+// that no sum overflows; the CPU backend never needs it.
+//
+// Scaling by blocks: DeepSeek-AI, DeepSeek-V3 (arXiv 2412.19437), section 3.3.
 namespace ltx {
 
 struct Fp8GemmParams {

@@ -146,6 +146,40 @@ def rms_norm_split_rope_qk(
     )
 
 
+def fp6_pack_tensor(x: Tensor) -> Tensor:
+    """The 6-bit codes of e4m3 values, four of them in three bytes.
+
+    A code is an e4m3 byte without its two top exponent bits: the E2M3 values up to 0.1171875. Four codes c0..c3 become
+    the bytes ``c0 << 2 | c1 >> 4``, ``(c1 & 15) << 4 | c2 >> 2`` and ``(c2 & 3) << 6 | c3``.
+
+    Args:
+        x: ``[m, n]``, n % 4 == 0; fp8, or its bytes as uint8. Any row stride with a contiguous last dimension.
+
+    Returns:
+        uint8 ``[m, n * 3/4]``. What does not fit, NaN too, becomes the largest value of its sign.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    return call(_ops.fp6_pack.default, x)
+
+
+def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
+    """The e4m3 bytes of packed 6-bit codes: what :func:`fp6_pack_tensor` packed, if it all fitted.
+
+    Args:
+        x: uint8 ``[m, original_n * 3/4]``. Any row stride with a contiguous last dimension.
+        original_n: values in a row, 4/3 of x's last size.
+
+    Returns:
+        uint8 ``[m, original_n]``, to be viewed as fp8.
+
+    Raises:
+        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
+    """
+    return call(_ops.fp6_unpack.default, x, original_n)
+
+
 def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, Tensor]:
     """e4m3 values and one scale for each row and 128 columns, optionally of GELU(x).
 
@@ -347,37 +381,3 @@ def gated_attention_triton(x: Tensor, gate_logits: Tensor, quantize: bool = True
     """
     out, scales = call(_ops.gated_attention.default, x, gate_logits, quantize)
     return out, scales if quantize else None
-
-
-def fp6_pack_tensor(x: Tensor) -> Tensor:
-    """The 6-bit codes of e4m3 values, four of them in three bytes.
-
-    A code is an e4m3 byte without its two top exponent bits: the E2M3 values up to 0.1171875. Four codes c0..c3 become
-    the bytes ``c0 << 2 | c1 >> 4``, ``(c1 & 15) << 4 | c2 >> 2`` and ``(c2 & 3) << 6 | c3``.
-
-    Args:
-        x: ``[m, n]``, n % 4 == 0; fp8, or its bytes as uint8. Any row stride with a contiguous last dimension.
-
-    Returns:
-        uint8 ``[m, n * 3/4]``. What does not fit, NaN too, becomes the largest value of its sign.
-
-    Raises:
-        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
-    """
-    return call(_ops.fp6_pack.default, x)
-
-
-def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
-    """The e4m3 bytes of packed 6-bit codes: what :func:`fp6_pack_tensor` packed, if it all fitted.
-
-    Args:
-        x: uint8 ``[m, original_n * 3/4]``. Any row stride with a contiguous last dimension.
-        original_n: values in a row, 4/3 of x's last size.
-
-    Returns:
-        uint8 ``[m, original_n]``, to be viewed as fp8.
-
-    Raises:
-        RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
-    """
-    return call(_ops.fp6_unpack.default, x, original_n)
