@@ -1,11 +1,17 @@
 """Fixtures that every test of an op shares."""
 
+import os
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 from ltx_kernels._backends import BACKENDS
+
+# cmake, uv and the like are found in an environment that is not activated too.
+os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -146,18 +146,36 @@ __device__ inline float reciprocal_rms(float sum, float hidden_inverse, float ep
   return sum < __uint_as_float(kInfinityBits) ? rstd : __uint_as_float(kQuietNanBits);
 }
 
-__device__ inline void load_weights(float (&w)[kVector], const void* weights, DType dtype, int offset) {
-  if (weights == nullptr) {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) w[i] = 1.0f;
-  } else if (dtype == DType::kBFloat16) {
-    unpack(load<__nv_bfloat16, kVector>(static_cast<const __nv_bfloat16*>(weights) + offset), w);
-  } else if (dtype == DType::kFloat16) {
-    unpack(load<__half, kVector>(static_cast<const __half*>(weights) + offset), w);
-  } else {
-    unpack(load<float, kVector>(static_cast<const float*>(weights) + offset), w);
+// A unit's weights. Those of two bytes are loaded at once, as they are in memory; those of four when they are used,
+// which takes longer and half the registers.
+struct UnitWeights {
+  const void* weights;
+  DType dtype;
+  Packed<uint16_t, kVector> packed[2];
+
+  template <class Layout>
+  __device__ UnitWeights(const NormRopeVectorTask& task, const Layout& unit)
+      : weights(task.weights), dtype(task.weights_dtype), packed{} {
+    if (weights == nullptr || dtype == DType::kFloat32) return;
+    packed[0] = load<uint16_t, kVector>(static_cast<const uint16_t*>(weights) + unit.first);
+    packed[1] = load<uint16_t, kVector>(static_cast<const uint16_t*>(weights) + unit.second);
   }
-}
+
+  // v *= the weights of one vector, which begins at `offset` of the row.
+  __device__ void scale(float (&v)[kVector], int vector, int offset) const {
+    if (weights == nullptr) return;
+    float w[kVector];
+    if (dtype == DType::kBFloat16) {
+      unpack(reinterpret_packed<__nv_bfloat16>(packed[vector]), w);
+    } else if (dtype == DType::kFloat16) {
+      unpack(reinterpret_packed<__half>(packed[vector]), w);
+    } else {
+      unpack(load<float, kVector>(static_cast<const float*>(weights) + offset), w);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) v[i] *= w[i];
+  }
+};
 
 template <class X>
 __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const float (&v)[kVector]) {
@@ -172,47 +190,30 @@ __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const flo
   }
 }
 
-// Which tensors a launch of norm_rope_kernel takes.
-enum class Tasks {
-  kOne,
-  kTwo,                // task blockIdx.z
-  kTwoThatShareTables  // a block does a row of both
-};
-
-// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold: a packed row,
-// and x and its weights in fp32.
-template <class X, class Table, class Layout, int kTensors>
+// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold.
+template <class X, class Table, class Layout>
 constexpr int max_threads() {
-  constexpr int kPackedBytes =
-      kTensors * kUnit * sizeof(X) + 2 * Layout::kTableVectors * Layout::kTableValues * sizeof(Table);
-  constexpr int kHeldRegisters = kPackedBytes / 4 + 2 * kTensors * kUnit;
-  return kHeldRegisters <= 48 ? 768 : 512;
+  constexpr int kPackedBytes = kUnit * sizeof(X) + 2 * Layout::kTableVectors * Layout::kTableValues * sizeof(Table);
+  return kPackedBytes <= 64 ? 768 : 512;
 }
 
-// A block owns row (blockIdx.y, blockIdx.x) of kTensors tensors that share tables, a thread one unit of it. The thread
-// issues all its loads at once, holds x and the table values as they are in memory through the reduction (one barrier),
-// then rotates and stores.
-template <class X, class Table, class Layout, int kTensors>
-__device__ void norm_rope_row(const NormRopeVectorArgs& args, const NormRopeVectorTask* tasks,
-                              BlockSumShared<kTensors>& shared) {
-  const NormRopeVectorTask& task = tasks[0];
-  const int64_t outer = blockIdx.y;
-  const int64_t inner = blockIdx.x;
+// A block owns row (blockIdx.y, inner) of one tensor, a thread one unit of it. The thread issues all its loads at once,
+// holds the values as they are in memory through the reduction (one barrier), then rotates and stores.
+template <class X, class Table, class Layout>
+__device__ void norm_rope_row(const NormRopeVectorArgs& args, const NormRopeVectorTask& task, uint32_t inner,
+                              BlockSumShared<1>& shared) {
+  const uint32_t outer = blockIdx.y;
+  if (outer >= task.outer || inner >= task.inner) return;
   const bool active = static_cast<int>(threadIdx.x) * kUnit < args.hidden;
-  const Layout unit(args, task, static_cast<int>(threadIdx.x));
+  const Layout unit(args, task, active ? static_cast<int>(threadIdx.x) : 0);
 
-  Packed<X, kVector> x[kTensors][2] = {};
+  Packed<X, kVector> x[2] = {};
   Packed<Table, Layout::kTableValues> packed_cos[Layout::kTableVectors];
   Packed<Table, Layout::kTableValues> packed_sin[Layout::kTableVectors];
-  float weights[kTensors][2][kVector];
   if (active) {
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      const NormRopeVectorTask& own = tasks[tensor];
-      const X* x_row = static_cast<const X*>(own.x) + outer * own.x_outer_stride + inner * own.x_inner_stride;
-      x[tensor][0] = load<X, kVector>(x_row + unit.first);
-      x[tensor][1] = load<X, kVector>(x_row + unit.second);
-    }
+    const X* x_row = static_cast<const X*>(task.x) + outer * task.x_outer_stride + inner * task.x_inner_stride;
+    x[0] = load<X, kVector>(x_row + unit.first);
+    x[1] = load<X, kVector>(x_row + unit.second);
     const Table* cos_row =
         static_cast<const Table*>(task.cos) + outer * task.cos_outer_stride + inner * task.cos_inner_stride;
     const Table* sin_row =
@@ -222,31 +223,24 @@ __device__ void norm_rope_row(const NormRopeVectorArgs& args, const NormRopeVect
       packed_cos[vector] = load<Table, Layout::kTableValues>(cos_row + unit.table_offset(task.cos_head_stride, vector));
       packed_sin[vector] = load<Table, Layout::kTableValues>(sin_row + unit.table_offset(task.sin_head_stride, vector));
     }
-    // Last: they come from a cache and are here before x is.
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      load_weights(weights[tensor][0], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.first);
-      load_weights(weights[tensor][1], tasks[tensor].weights, tasks[tensor].weights_dtype, unit.second);
-    }
   }
+  const UnitWeights weights(task, unit);
 
-  float sums[kTensors];
+  float v[2][kVector];
+  float sums[1] = {};
 #pragma unroll
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    float partial[2] = {};  // two chains of additions in flight
+  for (int vector = 0; vector < 2; ++vector) {
+    float partial = 0.0f;  // of each vector: two chains of additions in flight
+    unpack(x[vector], v[vector]);
 #pragma unroll
-    for (int vector = 0; vector < 2; ++vector) {
-      float v[kVector];
-      unpack(x[tensor][vector], v);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) partial[vector] += v[i] * v[i];
-    }
-    sums[tensor] = partial[0] + partial[1];
+    for (int i = 0; i < kVector; ++i) partial += v[vector][i] * v[vector][i];
+    sums[0] += partial;
   }
   block_sum(sums, shared);
   let_next_kernel_start();
   if (!active) return;
 
+  const float rstd = reciprocal_rms(sums[0], args.hidden_inverse, args.eps);
   float cos[Layout::kTableVectors][Layout::kTableValues];
   float sin[Layout::kTableVectors][Layout::kTableValues];
 #pragma unroll
@@ -254,42 +248,30 @@ __device__ void norm_rope_row(const NormRopeVectorArgs& args, const NormRopeVect
     unpack(packed_cos[vector], cos[vector]);
     unpack(packed_sin[vector], sin[vector]);
   }
-  const int64_t out_row = (outer * task.inner + inner) * args.hidden;
 #pragma unroll
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    const float rstd = reciprocal_rms(sums[tensor], args.hidden_inverse, args.eps);
-    float v[2][kVector];
+  for (int vector = 0; vector < 2; ++vector) {
 #pragma unroll
-    for (int vector = 0; vector < 2; ++vector) {
-      unpack(x[tensor][vector], v[vector]);
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd * weights[tensor][vector][i];
-    }
-    Layout::rotate(v, cos, sin);
-    store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.first, v[0]);
-    store_rotated<X>(tasks[tensor].out, args.out_fp8, out_row + unit.second, v[1]);
+    for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd;
+    weights.scale(v[vector], vector, vector == 0 ? unit.first : unit.second);
   }
+  Layout::rotate(v, cos, sin);
+  const int64_t out_row = (static_cast<int64_t>(outer) * task.inner + inner) * args.hidden;
+  store_rotated<X>(task.out, args.out_fp8, out_row + unit.first, v[0]);
+  store_rotated<X>(task.out, args.out_fp8, out_row + unit.second, v[1]);
 }
 
-constexpr int tensors_of_a_block(Tasks tasks) { return tasks == Tasks::kTwoThatShareTables ? 2 : 1; }
-
-template <class X, class Table, class Layout, Tasks kTasks>
-__global__ void __launch_bounds__(max_threads<X, Table, Layout, tensors_of_a_block(kTasks)>(), 1)
+// kTasks is 1 or 2. Of two tasks the blocks alternate: q's and k's blocks of a row are scheduled together, so that what
+// the second reads of a table that both share comes from the L2 cache.
+template <class X, class Table, class Layout, int kTasks>
+__global__ void __launch_bounds__(max_threads<X, Table, Layout>(), 1)
     norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs args) {
-  constexpr int kTensors = tensors_of_a_block(kTasks);
-  __shared__ BlockSumShared<kTensors> shared;
+  __shared__ BlockSumShared<1> shared;
   wait_for_previous_kernel();
-  if constexpr (kTasks == Tasks::kTwo) {
-    // Each task by a constant index: its fields are then operands of the instructions, not loads.
-    if (blockIdx.z == 0) {
-      if (blockIdx.x >= args.tasks[0].inner || blockIdx.y >= args.tasks[0].outer) return;
-      norm_rope_row<X, Table, Layout, kTensors>(args, args.tasks, shared);
-    } else {
-      if (blockIdx.x >= args.tasks[1].inner || blockIdx.y >= args.tasks[1].outer) return;
-      norm_rope_row<X, Table, Layout, kTensors>(args, args.tasks + 1, shared);
-    }
+  // Each task by a constant index: its fields are then operands of the instructions, not loads.
+  if (kTasks == 1 || blockIdx.x % 2 == 0) {
+    norm_rope_row<X, Table, Layout>(args, args.tasks[0], blockIdx.x / kTasks, shared);
   } else {
-    norm_rope_row<X, Table, Layout, kTensors>(args, args.tasks, shared);
+    norm_rope_row<X, Table, Layout>(args, args.tasks[1], blockIdx.x / kTasks, shared);
   }
 }
 
@@ -366,8 +348,7 @@ inline bool is_aligned(const TensorView& view, int64_t bytes) {
 struct NormRopeArgs {
   NormRopeTask tasks[2];
   int num_tasks;
-  bool share_tables;  // both tasks have the rows and the tables of the first
-  bool vectors;       // norm_rope_kernel can read all tensors
+  bool vectors;  // norm_rope_kernel can read all tensors
   int64_t hidden;
   float eps;
   int device;
@@ -411,12 +392,6 @@ inline bool reads_vectors(const NormRopeTensors& tensors, int table_values) {
          is_aligned(tensors.sin, table_bytes) && (!tensors.weights || is_aligned(*tensors.weights, 16));
 }
 
-// Whether k has the rows and the tables of q: then one block does a row of both.
-inline bool share_tables(const NormRopeTensors& q, const NormRopeTensors& k) {
-  return q.x.rank == k.x.rank && std::equal(q.x.sizes.begin(), q.x.sizes.begin() + q.x.rank, k.x.sizes.begin()) &&
-         q.cos == k.cos && q.sin == k.sin;
-}
-
 inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
   const auto outer_stride = [&task](int tensor) { return task.rows.rank == 2 ? task.rows.strides[tensor][0] : 0; };
   const auto inner_stride = [&task](int tensor) {
@@ -442,12 +417,12 @@ inline NormRopeVectorTask vector_task(const NormRopeTask& task) {
 }
 
 // One launch for all tasks; false where they differ in what the kernel takes as one, or do not fit a grid or a block.
-template <class X, class Table, class Layout, Tasks kTasks>
+template <class X, class Table, class Layout, int kTasks>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
   constexpr int64_t kMaxGridX = 0x7FFFFFFF;
   constexpr int64_t kMaxGridY = 0xFFFF;
   const int64_t threads = (args.hidden / kUnit + kWarpSize - 1) / kWarpSize * kWarpSize;
-  if (threads > max_threads<X, Table, Layout, tensors_of_a_block(kTasks)>()) return false;
+  if (threads > max_threads<X, Table, Layout>()) return false;
 
   NormRopeVectorArgs vector_args{.tasks = {},
                                  .hidden = static_cast<int>(args.hidden),
@@ -457,19 +432,19 @@ bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
                                  .eps = args.eps};
   int64_t inner = 0;
   int64_t outer = 0;
-  for (int i = 0; i < args.num_tasks; ++i) {
+  for (int i = 0; i < kTasks; ++i) {
     const Rows<3>& rows = args.tasks[i].rows;
     if (rows.rank > 2 || args.tasks[i].half != args.tasks[0].half) return false;
     inner = std::max(inner, rows.rank > 0 ? rows.sizes[rows.rank - 1] : 1);
     outer = std::max(outer, rows.rank == 2 ? rows.sizes[0] : 1);
-    if (inner > kMaxGridX || outer > kMaxGridY) return false;
+    if (inner > kMaxGridX / kTasks || outer > kMaxGridY) return false;
     vector_args.tasks[i] = vector_task(args.tasks[i]);
   }
   const int64_t units_per_head = args.tasks[0].half / kVector;
   vector_args.units_per_head_inverse =
       static_cast<uint32_t>(((1 << SplitLayout::kInverseBits) + units_per_head - 1) / units_per_head);
 
-  const dim3 grid(static_cast<unsigned>(inner), static_cast<unsigned>(outer), kTasks == Tasks::kTwo ? 2 : 1);
+  const dim3 grid(static_cast<unsigned>(inner * kTasks), static_cast<unsigned>(outer));
   launch_overlapping(op, norm_rope_kernel<X, Table, Layout, kTasks>, grid, static_cast<int>(threads), args.device,
                      stream, vector_args);
   return true;
@@ -477,9 +452,8 @@ bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
 
 template <class X, class Table, class Layout>
 bool launch_vectors(const char* op, const NormRopeArgs& args, Stream stream) {
-  if (args.num_tasks == 1) return launch_vectors<X, Table, Layout, Tasks::kOne>(op, args, stream);
-  return (args.share_tables && launch_vectors<X, Table, Layout, Tasks::kTwoThatShareTables>(op, args, stream)) ||
-         launch_vectors<X, Table, Layout, Tasks::kTwo>(op, args, stream);
+  return args.num_tasks == 1 ? launch_vectors<X, Table, Layout, 1>(op, args, stream)
+                             : launch_vectors<X, Table, Layout, 2>(op, args, stream);
 }
 
 // False if there is no instance for the dtypes, or none that takes these rows.

@@ -59,6 +59,16 @@ __device__ void store(T* to, const Packed<T, kCount>& packed) {
   }
 }
 
+// The same bytes as values of another type of that size.
+template <class To, class From, int kCount>
+__device__ Packed<To, kCount> reinterpret_packed(const Packed<From, kCount>& packed) {
+  static_assert(sizeof(To) == sizeof(From));
+  Packed<To, kCount> result;
+#pragma unroll
+  for (int i = 0; i < Packed<To, kCount>::kBytes / 4; ++i) result.words[i] = packed.words[i];
+  return result;
+}
+
 template <int kCount>
 __device__ void unpack(const Packed<__nv_bfloat16, kCount>& packed, float (&values)[kCount]) {
 #pragma unroll

@@ -35,7 +35,6 @@ void rms_norm_rope_cuda(const RmsNormRopeParams& params, Stream stream) {
   rms_norm_rope_check(params);
   const NormRopeArgs args{.tasks = {task_of(params), {}},
                           .num_tasks = 1,
-                          .share_tables = false,
                           .vectors = reads_vectors(params),
                           .hidden = params.x.size(-1),
                           .eps = static_cast<float>(params.eps),
@@ -47,7 +46,6 @@ void rms_norm_rope_qk_cuda(const RmsNormRopeQkParams& params, Stream stream) {
   rms_norm_rope_qk_check(params);
   const NormRopeArgs args{.tasks = {task_of(params.q), task_of(params.k)},
                           .num_tasks = 2,
-                          .share_tables = share_tables(tensors_of(params.q), tensors_of(params.k)),
                           .vectors = reads_vectors(params.q) && reads_vectors(params.k) &&
                                      table_step_of(params.q) == table_step_of(params.k),
                           .hidden = params.q.x.size(-1),

@@ -35,7 +35,6 @@ void rms_norm_split_rope_cuda(const RmsNormSplitRopeParams& params, Stream strea
   rms_norm_split_rope_check(params);
   const NormRopeArgs args{.tasks = {task_of(params), {}},
                           .num_tasks = 1,
-                          .share_tables = false,
                           .vectors = reads_vectors(params),
                           .hidden = params.x.size(2),
                           .eps = static_cast<float>(params.eps),
@@ -47,7 +46,6 @@ void rms_norm_split_rope_qk_cuda(const RmsNormSplitRopeQkParams& params, Stream 
   rms_norm_split_rope_qk_check(params);
   const NormRopeArgs args{.tasks = {task_of(params.q), task_of(params.k)},
                           .num_tasks = 2,
-                          .share_tables = share_tables(tensors_of(params.q), tensors_of(params.k)),
                           .vectors = reads_vectors(params.q) && reads_vectors(params.k),
                           .hidden = params.q.x.size(2),
                           .eps = static_cast<float>(params.q.eps),
