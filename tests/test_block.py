@@ -143,10 +143,11 @@ def test_a_right_step_is_within_its_limit_and_a_wrong_one_is_not() -> None:
     judged(Step("nan", "attention", lambda x: x / 0 * 0, double), x)
     judged(Step("second of two", "attention", lambda x: [x, 2 * x], lambda x: [x, x]), x)
     judged(Step("first of two", "attention", lambda x: [2 * x, x], lambda x: [x, x]), x)
+    judged(Step("nan, first of two", "attention", lambda x: [x / 0 * 0, x], lambda x: [x, x]), x)
     right, rounded, *wrong = judged.rows
     assert (right.title, right.backend, right.size, right.error) == ("right", "torch", "64×512", 0)
     assert 0.5 * rounded.limit < rounded.error < 0.65 * rounded.limit
-    assert [row.error <= row.limit for row in wrong] == [False] * 4
+    assert [row.error <= row.limit for row in wrong] == [False] * 5
 
 
 def test_repeats_leave_what_a_step_writes_to_as_one_run_leaves_it() -> None:

@@ -30,6 +30,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Completed
     return command("demo", "--tokens", "5", "--save", str(path)), path
 
 
+# Ten seconds on the CPU, minutes under a sanitizer, which sees the ops in their own tests.
+@pytest.mark.build
 def test_demo_prints_every_step_and_both_formats(demo: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     run, _ = demo
     assert run.returncode == 0, run.stdout + run.stderr
@@ -48,6 +50,7 @@ def test_demo_prints_every_step_and_both_formats(demo: tuple[subprocess.Complete
     assert max(len(line) for line in run.stdout.splitlines() if "drawn in" not in line) <= 80
 
 
+@pytest.mark.build
 def test_demo_draws_a_figure(demo: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     run, path = demo
     assert f"drawn in {path}" in run.stdout
