@@ -181,5 +181,29 @@ def test_place_falls_back_to_the_cpu_where_an_op_has_no_code() -> None:
 
 
 def test_memory_that_a_clip_needs_fits_a_large_gpu() -> None:
-    assert _compare.bytes_needed(256) < 3e9
+    assert _compare.bytes_needed(256) < 4e9
     assert 5e9 < _compare.bytes_needed(13376) < 20e9
+
+
+@pytest.mark.parametrize(("free", "tokens"), [(80e9, 13376), (8e9, 6688), (1e9, 209)])
+def test_a_gpu_that_runs_all_steps_takes_a_clip_that_fits(
+    free: float, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_compare, "place", lambda op, device: (device, "cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(80e9)))
+    assert _compare.default_tokens(torch.device("cuda")) == tokens
+
+
+def test_few_tokens_where_a_step_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _compare.default_tokens(CPU) == 256
+    monkeypatch.setattr(_compare, "place", lambda op, device: (CPU if op == "quantize" else device, "any"))
+    assert _compare.default_tokens(torch.device("cuda")) == 256
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((9, 0), torch.float64), ((8, 9), torch.float32)])
+def test_the_reference_is_float64_where_that_is_fast(
+    capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert _compare.reference_dtype(torch.device("cuda")) == dtype
+    assert _compare.reference_dtype(CPU) == torch.float64

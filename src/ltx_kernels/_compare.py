@@ -67,10 +67,11 @@ def place(op: str, device: torch.device) -> tuple[torch.device, str]:
 
 
 def bytes_needed(tokens: int) -> int:
-    """Memory at the peak: the weights, one of them in float64 and its scales; and either four float64 activations of
-    the FFN's size, or the float64 scores of one head, three times, beside five activations of the block's size."""
-    weights = int(2e9)
-    return weights + 8 * tokens * max(4 * FFN, 3 * tokens + 5 * HIDDEN)
+    """Memory at the peak: torch, the weights as they come and quantized, one of them in float64 with its scales; and
+    either four float64 activations of the FFN's size, or the float64 scores of one head, three times, beside five
+    activations of the block's size."""
+    fixed = int(3e9)
+    return fixed + 8 * tokens * max(4 * FFN, 3 * tokens + 5 * HIDDEN)
 
 
 def default_tokens(device: torch.device) -> int:
@@ -195,6 +196,7 @@ def num_pieces() -> int:
 
 def run(tokens: int, device: torch.device, dtype: torch.dtype, advance: Callable[[str], None]) -> dict[str, Result]:
     """Both formats on the same inputs; `advance(what)` is called before and after each piece of work."""
+    torch.set_float32_matmul_precision("highest")  # TF32 would be a poor reference
     advance("weights")
     weights, inputs = _block.draw_weights(), _block.draw_inputs(tokens)
     wanted = _block.video_block(Exact(device, dtype, partial(advance, "full precision")), inputs, weights)
