@@ -90,25 +90,23 @@ def bench(
     ]
 
 
-def host_seconds(call: Callable[[], Any], calls: int = 2000, rounds: int = 7) -> float:
-    """Seconds that one call keeps the host busy, while the GPU keeps up with short kernels: the median of rounds."""
-    times = []
-    with torch.no_grad():
-        for _ in range(rounds + 1):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(calls):
-                call()
-            times.append((time.perf_counter() - begin) / calls)
-            torch.cuda.synchronize()
-    return statistics.median(times[1:])
+def host_seconds(call: Callable[[], Any], calls: int = 1000) -> float:
+    """Seconds that one call keeps the host busy, while the GPU keeps up with short kernels."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    seconds = (time.perf_counter() - begin) / calls
+    torch.cuda.synchronize()
+    return seconds
 
 
-def host_row(op: str, case: str, call: Callable[[], Any]) -> Row:
-    """Host cost of a call; its fraction is the ratio to torch.add in the same run."""
+def host_row(op: str, case: str, call: Callable[[], Any], rounds: int = 15) -> Row:
+    """Host cost of a call; its fraction is the ratio to torch.add, which is timed in turn with it."""
     x = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
-    add = host_seconds(lambda: torch.add(x, x))
-    own = host_seconds(call)
+    with torch.no_grad():
+        pairs = [(host_seconds(lambda: torch.add(x, x)), host_seconds(call)) for _ in range(rounds + 1)][1:]
+    add, own = (statistics.median(times) for times in zip(*pairs, strict=True))
     return Row(op, case, f"host (torch.add {add * 1e6:.2f} us)", own * 1e6, 0.0, own / add)
 
 

@@ -16,10 +16,10 @@
 // (common/overlap.h). Any sizes (0 too).
 // fma rounds once to fp32, then x rounds to its dtype, both to nearest even: the new x agrees bit for bit on all
 // backends, except that a NaN may be any NaN. Then fp32 arithmetic; the CPU backend sums squares in double and rounds
-// that sum to fp32. Others agree with the float64 v of the new x: out within half a unit in the last place plus 2^-18
-// |v|, q * scale the same (the unit of q), scales within 2^-18 of the block's largest |v| / 448.
-// A zero row gives zeros. A row whose sum of squares, rounded to fp32, is not finite is NaN: in rms_fma_quantize all
-// its blocks are poisoned. Deterministic. Formula: Zhang and Sennrich, RMSNorm (arXiv 1910.07467).
+// that sum to fp32. All backends agree with the float64 v of the new x: out within half a unit in the last place plus
+// 2^-18 |v|, q * scale the same (the unit of q), scales within 2^-18 of the block's largest |v| / 448. A zero row gives
+// zeros. A row whose sum of squares, rounded to fp32, is not finite is NaN: in rms_fma_quantize all its blocks are
+// poisoned. Deterministic. Formula: Zhang and Sennrich, RMSNorm (arXiv 1910.07467).
 namespace ltx {
 
 struct RmsFmaParams {

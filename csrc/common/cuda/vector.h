@@ -59,16 +59,6 @@ __device__ void store(T* to, const Packed<T, kCount>& packed) {
   }
 }
 
-// The same bytes as values of another type of that size.
-template <class To, class From, int kCount>
-__device__ Packed<To, kCount> reinterpret_packed(const Packed<From, kCount>& packed) {
-  static_assert(sizeof(To) == sizeof(From));
-  Packed<To, kCount> result;
-#pragma unroll
-  for (int i = 0; i < Packed<To, kCount>::kBytes / 4; ++i) result.words[i] = packed.words[i];
-  return result;
-}
-
 template <int kCount>
 __device__ void unpack(const Packed<__nv_bfloat16, kCount>& packed, float (&values)[kCount]) {
 #pragma unroll
@@ -107,6 +97,12 @@ __device__ void pack(const float (&values)[kCount], Packed<__half, kCount>& pack
   for (int i = 0; i < kCount / 2; ++i) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed.words[i]) : "f"(values[2 * i + 1]), "f"(values[2 * i]));
   }
+}
+
+template <int kCount>
+__device__ void pack(const float (&values)[kCount], Packed<float, kCount>& packed) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) packed.words[i] = __float_as_uint(values[i]);
 }
 
 // Infinity would saturate to 448; here it is NaN, as in encode_e4m3.
