@@ -170,12 +170,17 @@ __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const flo
   }
 }
 
-// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold.
+// Registers of a thread: what it needs to hold its packed values without spilling, and no more, so that many rows are
+// in flight. 48 and 64 are five and four blocks of 256 threads a multiprocessor.
 template <class X, class Table, class Weight, class Layout>
-constexpr int max_threads() {
+constexpr int registers() {
   constexpr int kPackedBytes = kUnit * static_cast<int>(sizeof(X) + sizeof(Weight)) +
                                2 * Layout::kTableVectors * Layout::kTableValues * static_cast<int>(sizeof(Table));
-  return kPackedBytes <= 96 ? 768 : 512;
+  return kPackedBytes <= 96 ? 48 : kPackedBytes <= 128 ? 64 : 128;
+}
+template <class X, class Table, class Weight, class Layout>
+constexpr int max_threads() {
+  return registers<X, Table, Weight, Layout>() <= 64 ? 1024 : 512;
 }
 
 // A block owns row (blockIdx.y, inner) of one tensor, a thread one unit of it. The thread issues all its loads at once,
@@ -247,7 +252,7 @@ __device__ void norm_rope_row(const NormRopeVectorArgs<kTasks>& args, const Norm
 // kTasks is 1 or 2. Of two tasks the blocks alternate: q's and k's blocks of a row are scheduled together, so that what
 // the second reads of a table that both share comes from the L2 cache.
 template <class X, class Table, class Weight, class Layout, int kTasks>
-__global__ void __launch_bounds__(max_threads<X, Table, Weight, Layout>(), 1)
+__global__ void __maxnreg__((registers<X, Table, Weight, Layout>()))
     norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs<kTasks> args) {
   __shared__ BlockSumShared<1> shared;
   wait_for_previous_kernel();
