@@ -29,6 +29,8 @@ std::tuple<Tensor, Tensor> rms_norm_rope_qk(const Tensor& q, const Tensor& k, co
                                             const std::optional<Tensor>& k_weights, bool out_fp8,
                                             const std::optional<Tensor>& k_cos_freqs,
                                             const std::optional<Tensor>& k_sin_freqs, double eps) {
+  LTX_CHECK(k_cos_freqs.has_value() == k_sin_freqs.has_value(),
+            "rms_norm_rope_qk: k_cos_freqs and k_sin_freqs must come together, got one of them");
   const TensorView cos = view(cos_freqs);
   const TensorView sin = view(sin_freqs);
   RmsNormRopeQkParams params{
