@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ltx_kernels.blockwise import blockwise_fp8_gemm, fp6_pack_tensor, fp6_unpack_tensor, gemm_config
 
+OP = "fp8_gemm"
 FP8 = torch.float8_e4m3fn
 op = torch.ops.ltx_kernels.fp8_gemm.default
 
@@ -248,9 +249,10 @@ def test_backward_raises(device: str) -> None:
     )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_graphs_and_streams() -> None:
-    inputs, others = (make_inputs(GemmCase("graph", bias=True), "cuda") for _ in range(2))
+def test_graphs_and_streams(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("CUDA graphs and streams need a GPU")
+    inputs, others = (make_inputs(GemmCase("graph", bias=True), device) for _ in range(2))
     assert_captures(op, inputs, others)
     assert_uses_current_stream(op, inputs)
     if torch.cuda.device_count() > 1:

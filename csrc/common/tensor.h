@@ -39,11 +39,9 @@ struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
   Device device;
-  int rank = 0;                                // may exceed kMaxRank: then check_tensor refuses the tensor
+  int rank = 0;                                // may exceed kMaxRank: the checks of a rank refuse such a tensor
   std::array<int64_t, kMaxRank> sizes = {};    // of the first `rank` dimensions
   std::array<int64_t, kMaxRank> strides = {};  // in elements
-
-  bool operator==(const TensorView&) const = default;
 
   // Negative dimensions count from the end.
   int64_t size(int dim) const { return sizes[dim < 0 ? dim + rank : dim]; }

@@ -62,6 +62,8 @@ void run(const Params& params, const Device& device) {
   } else if constexpr (kBuiltCuda && !std::is_null_pointer_v<decltype(kCuda)>) {
     const DeviceGuard guard(device.index);
     kCuda(params, current_stream(device.index));
+  } else {
+    LTX_UNREACHABLE("no code for " + to_string(device));
   }
 }
 

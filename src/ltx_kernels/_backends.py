@@ -119,7 +119,7 @@ def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
 
 
 def op_name(op: OpOverload) -> str:
-    return op.name().removeprefix("ltx_kernels::")
+    return op._opname
 
 
 def _check_forced(op: str, backend: str, device: torch.device) -> None:

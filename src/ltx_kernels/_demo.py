@@ -71,7 +71,8 @@ def _heading(tokens: int, device: torch.device, dtype: torch.dtype) -> str:
         "[bold]One video block of LTX-2: self-attention and feed-forward[/bold]\n"
         f"hidden {_block.HIDDEN}, {_block.HEADS} heads of {_block.HIDDEN // _block.HEADS}, FFN {_block.FFN}; "
         f"{tokens:,} tokens of a {grid} latent grid\n"
-        f"on {_where(device)}; reference in {_name(dtype)}{', TF32 off' if dtype == torch.float32 else ''}; needs {_compare.bytes_needed(tokens) / 1e9:.1f} GB"
+        f"on {_where(device)}; reference in {_name(dtype)}{', TF32 off' if dtype == torch.float32 else ''}; "
+        f"needs {_compare.bytes_needed(tokens) / 1e9:.1f} GB"
     )
 
 

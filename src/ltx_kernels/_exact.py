@@ -32,7 +32,7 @@ def dequantize(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float64) ->
 
 
 def half_step(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance of neighbours in dtype around each float64 or float32 value: the largest error of a rounding."""
+    """Half the distance of neighbours in dtype around each float64 or float32 value: the largest rounding error."""
     mantissa_bits, smallest_exponent = _FORMATS[dtype]
     integers, exponent_bits = _EXPONENT_BITS[value.dtype]
     power_of_two = (value.view(integers) & exponent_bits).view(value.dtype)

@@ -32,10 +32,6 @@ class Result:
     limit: float | None
     reason: str  # why it failed, or empty
 
-    @property
-    def passed(self) -> bool:
-        return not self.reason
-
 
 def run(available: Iterable[tuple[str, str]]) -> list[Result]:
     """The result of each (op, backend)."""

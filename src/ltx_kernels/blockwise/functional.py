@@ -98,7 +98,7 @@ def rms_norm_rope_qk(
         cos_freqs, sin_freqs: q's tables, and k's where it has none of its own.
         q_weights, k_weights: as weights there.
         out_fp8, eps: as there.
-        k_cos_freqs, k_sin_freqs: k's own tables.
+        k_cos_freqs, k_sin_freqs: k's own tables, both or none.
 
     Returns:
         (q, k), each as there.
@@ -132,7 +132,7 @@ def rms_norm_split_rope_qk(
         cos_freqs, sin_freqs: q's tables, and k's where it has none of its own.
         q_weights, k_weights: as weights there.
         out_fp8, eps: as there.
-        k_cos_freqs, k_sin_freqs: k's own tables.
+        k_cos_freqs, k_sin_freqs: k's own tables, both or none.
 
     Returns:
         (q, k), each as there.

@@ -421,7 +421,8 @@ def _check_quantizable(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear
         raise ValueError(f"quantize_model: {name}: {error}; exclude it by filter") from None
     if linear.weight.dtype not in _FLOATS:
         raise ValueError(
-            f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; exclude it by filter"
+            f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; "
+            "exclude it by filter"
         )
     get_backend("quantize_weights", linear.weight.device)
 
