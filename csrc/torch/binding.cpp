@@ -150,6 +150,11 @@ Stream current_stream(int device) {
   return static_cast<Stream>(stream);
 }
 
+void set_num_threads() {
+  uint32_t num_threads = 0;
+  TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&num_threads));  // sets it for this thread when it first asks
+}
+
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda) {
   if (device.kind == Device::Kind::kCpu) return;
   LTX_CHECK(has_cuda, std::string(op) + ": " + name + " must be on cpu (this build has no CUDA code for the op), got " +
