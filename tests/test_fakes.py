@@ -1,4 +1,4 @@
-"""Tensors on several devices, one of them "meta": torch runs an op's fake then, not its backend."""
+"""A tensor on "meta" among others, with which torch runs an op's fake and not its backend, and None in its place."""
 
 import pytest
 import torch
@@ -43,6 +43,21 @@ def test_one_tensor_on_meta_is_an_error(op: str) -> None:
         with pytest.raises(RuntimeError) as error:
             call(**{**CALLS[op], name: value.to("meta")})
         assert str(error.value) == f"{op}: {name} must be on cpu like {first}, got meta"
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_none_in_the_place_of_a_tensor(op: str, capfd: pytest.CaptureFixture[str]) -> None:
+    call = getattr(torch.ops.ltx_kernels, op).default
+    arguments = [
+        argument for argument in call._schema.arguments if argument.type.isSubtypeOf(torch._C.TensorType.get())
+    ]
+    first, *others = [argument.name for argument in arguments]
+    for name in others:
+        with pytest.raises(RuntimeError, match=f"^{op}: {name} must be on cpu like {first}, got None"):
+            call(**{**CALLS[op], name: None})
+    with pytest.raises(RuntimeError, match=f"^{op}: {first} must be on a CPU or a CUDA device, got None"):
+        call(**{**CALLS[op], first: None})
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("layer", [BlockwiseFP8Linear, BlockwiseFP6Linear])

@@ -82,12 +82,14 @@ TensorView view_without_data(AtenTensorHandle tensor) {
 }  // namespace
 
 TensorView view(const Tensor& tensor) {
+  if (!tensor.defined()) return {.device = {Device::Kind::kNone, 0}};
   TensorView view = view_without_data(tensor.get());
   view.data = const_cast<void*>(tensor.const_data_ptr());  // backends write through outputs alone
   return view;
 }
 
 TensorView mutable_view(const Tensor& tensor) {
+  if (!tensor.defined()) return view(tensor);
   TensorView view = view_without_data(tensor.get());
   view.data = tensor.mutable_data_ptr();
   return view;
