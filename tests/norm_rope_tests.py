@@ -159,6 +159,18 @@ class NormRopeTests:
         assert torch.equal(out[1, 2], torch.zeros_like(out[1, 2]))
         assert out[1, 3].abs().sum() > 0
 
+    @pytest.mark.parametrize("hidden", [256, 40002])  # in vectors and value by value
+    def test_weights_as_large_as_fp32_holds(self, hidden: int, device: str) -> None:
+        case = NormRopeCase("large weights", heads=1, head_dim=hidden, weight_dtype=FP32)
+        x, cos, sin, weights = self.make_inputs(case, device)
+        weights.fill_(3e38)  # times rstd, 1000 for these rows, it is infinite
+        x[0] = 0
+        x[1] *= 1e-6
+        cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+        out = type(self).single(x, cos, sin, weights)
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert_rounded_once(out[1], *(part[1] for part in self.exact(x, cos, sin, weights)))
+
     @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e19])
     @pytest.mark.parametrize("out_fp8", [False, True])
     def test_row_without_finite_sum_is_nan_everywhere(self, poison: float, out_fp8: bool, device: str) -> None:

@@ -217,6 +217,14 @@ def test_dequantizing(cls: type[Layer], dtype: torch.dtype) -> None:
     assert pair.dtype == torch.bfloat16 and relative_error(pair, out) < 0.05
 
 
+@pytest.mark.parametrize("backend", ["dequantize", None])
+def test_x_of_a_dtype_that_is_refused(backend: str | None) -> None:
+    set_backend("linear", backend)
+    for dtype in (torch.int64, torch.float64):
+        with pytest.raises(RuntimeError, match="x must be bfloat16, float16 or float32, got (torch.)?(int64|float64)$"):
+            make_layer(BlockwiseFP8Linear)(torch.ones(2, 272, dtype=dtype))
+
+
 @both
 def test_a_device_without_the_product_dequantizes_and_warns_once(
     cls: type[Layer], monkeypatch: pytest.MonkeyPatch

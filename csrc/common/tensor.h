@@ -24,7 +24,7 @@ enum class DType : uint8_t {
 };
 
 struct Device {
-  enum class Kind : uint8_t { kCpu, kCuda, kOther };
+  enum class Kind : uint8_t { kCpu, kCuda, kOther, kNone };  // kNone: Python's None in a tensor's place
   Kind kind = Kind::kCpu;
   int index = 0;  // of a GPU
 

@@ -241,7 +241,7 @@ __device__ void norm_rope_row(const NormRopeVectorArgs<kTasks>& args, const Norm
     float weights[kVector];
     unpack(packed_weights[vector], weights);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd * weights[i];
+    for (int i = 0; i < kVector; ++i) v[vector][i] = v[vector][i] * rstd * weights[i];  // rstd * weights may overflow
   }
   Layout::rotate(v, cos, sin);
   const int64_t out_row = (static_cast<int64_t>(outer) * task.inner + inner) * args.hidden;

@@ -110,12 +110,16 @@ def call(op: OpOverload, *args: Any) -> Any:
 def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
     """:func:`call` of an op that writes to its first argument, which therefore must not require grad."""
     if torch.is_grad_enabled():
-        if x.requires_grad:
+        if isinstance(x, torch.Tensor) and x.requires_grad:
             raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
-        if any(arg.requires_grad for arg in args):
+        if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             _, *results = _ForwardOnlyInPlace.apply(op, x, *args)
             return results[0] if len(results) == 1 else tuple(results)
-    return call(op, x, *args)
+    out = call(op, x, *args)
+    # For a backward of other ops that saved x: it must raise, not compute with the new values. A compiler sees to it.
+    if not torch.compiler.is_compiling() and not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+    return out
 
 
 def op_name(op: OpOverload) -> str:

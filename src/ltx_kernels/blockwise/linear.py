@@ -186,6 +186,8 @@ class _BlockwiseLinear(nn.Module):
         return out.view(*q.shape[:-1], self.out_features)
 
     def _forward_dequantized(self, x: Tensor) -> Tensor:
+        if x.dtype not in _FLOATS:
+            raise RuntimeError(f"linear: x must be bfloat16, float16 or float32, got {x.dtype}")
         out = x.new_empty((*x.shape[:-1], self.out_features))
         for rows in self._tiles():
             bias = None if self.bias is None else self.bias[rows].to(x.dtype)
