@@ -34,5 +34,6 @@ inline constexpr float kAdanormEps = 1e-5f;
 
 void adanorm_quantize_check(const AdanormQuantizeParams& params);
 void adanorm_quantize_cpu(const AdanormQuantizeParams& params);
+void adanorm_quantize_cuda(const AdanormQuantizeParams& params, Stream stream);
 
 }  // namespace ltx
