@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <string>
 
 #include "blockwise/quantize_block.h"
 #include "common/check.h"
 #include "common/cuda/lane.h"
 #include "common/cuda/launch.h"
+#include "common/rows.h"
 
 // How the quantizing kernels end: the rules of quantize_block.h for values in registers. The 128 columns of a block lie
 // over 16 neighbouring lanes, eight in each.
@@ -63,51 +65,70 @@ __device__ inline Packed<__nv_fp8_e4m3, kLaneValues> encode_lane(const float (&v
   return q;
 }
 
-// X: how x was read. Quantizes columns [column, column + 8) of kRows rows from `row` on, a multiple of kRows: 1, 2
-// or 4. All threads of a warp call it, each group of 16 with neighbouring columns that are one block, and zeros in v
-// for what is outside x. Each group ends up with the largest magnitude of row i in its lanes i, i + kRows, ...: rows
-// are halved among the lanes for as long as there are several, so that a lane divides for one row alone and the scales
-// of neighbouring rows, which are neighbours in memory, go out together. The last rows' lanes write the padding of the
-// scales too.
-template <class X, int kRows>
-__device__ void quantize_lanes(const QuantizedRows& to, int64_t row, int64_t column,
-                               const float (&v)[kRows][kLaneValues]) {
+// X: how x was read. Quantizes kRows rows from `row` on, of which `rows` are in x, each in kLanes lanes: columns
+// [column, column + 8) and those lane_step further on. All threads of a warp call it, each group of 16 with
+// neighbouring columns that are one block, and zeros in v for what is outside x. A group holds a piece of kPieces
+// blocks, at most 4. Its lanes p, p + kPieces, ... end up with the largest magnitude of block p: the blocks are halved
+// among the lanes for as long as there are several, so that a lane divides for one block alone and the scales of
+// neighbouring rows, which are neighbours in memory, go out together. The group of the last row writes the padding of
+// the scales too.
+template <class X, int kRows, int kLanes>
+__device__ void quantize_lanes(const QuantizedRows& to, int64_t row, int rows, int64_t column, int lane_step,
+                               const float (&v)[kLanes][kRows][kLaneValues]) {
   constexpr unsigned kAllLanes = 0xFFFFFFFF;
-  const int lane = static_cast<int>(threadIdx.x) % kBlockLanes;
-  float amax[kRows] = {};
+  constexpr int kPieces = kRows * kLanes;
+  const int lane = static_cast<int>(threadIdx.x % kBlockLanes);
+  float amax[kPieces];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int p = 0; p < kPieces; ++p) {
+    const float (&values)[kLaneValues] = v[p / kRows][p % kRows];
+    amax[p] = larger_magnitude(values[0], values[1]);
 #pragma unroll
-    for (int i = 0; i < kLaneValues; ++i) amax[r] = larger_magnitude(amax[r], v[r][i]);
+    for (int i = 2; i < kLaneValues; ++i) amax[p] = larger_magnitude(amax[p], values[i]);
   }
 #pragma unroll
-  for (int half = kRows / 2; half > 0; half /= 2) {
+  for (int half = kPieces / 2; half > 0; half /= 2) {
     const bool upper = (lane & half) != 0;
 #pragma unroll
-    for (int r = 0; r < half; ++r) {
-      const float kept = upper ? amax[r + half] : amax[r];
-      const float sent = upper ? amax[r] : amax[r + half];
-      amax[r] = larger_magnitude(kept, __shfl_xor_sync(kAllLanes, sent, half));
+    for (int p = 0; p < half; ++p) {
+      const float kept = upper ? amax[p + half] : amax[p];
+      const float sent = upper ? amax[p] : amax[p + half];
+      amax[p] = larger_magnitude(kept, __shfl_xor_sync(kAllLanes, sent, half));
     }
   }
 #pragma unroll
-  for (int distance = kRows; distance < kBlockLanes; distance *= 2) {
+  for (int distance = kPieces; distance < kBlockLanes; distance *= 2) {
     amax[0] = larger_magnitude(amax[0], __shfl_xor_sync(kAllLanes, amax[0], distance));
   }
   const BlockScale own = block_scale(amax[0], kFp8Max);
 
+  const int left = values_left(to.hidden, column);
+  __nv_fp8_e4m3* const first_q = to.q + row * to.hidden + column;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float multiplier = kRows > 1 ? __shfl_sync(kAllLanes, own.multiplier, r, kBlockLanes) : own.multiplier;
-    if (row + r < to.rows) {
-      const Packed<__nv_fp8_e4m3, kLaneValues> q = encode_lane(v[r], multiplier, multiplier == 0.0f);
-      store_lane<X>(to.q, (row + r) * to.hidden + column, to.hidden - column, q);
+    __nv_fp8_e4m3* const row_q = first_q + r * to.hidden;
+#pragma unroll
+    for (int l = 0; l < kLanes; ++l) {
+      const int piece = l * kRows + r;
+      const float multiplier =
+          kPieces > 1 ? __shfl_sync(kAllLanes, own.multiplier, piece, kBlockLanes) : own.multiplier;
+      const Packed<__nv_fp8_e4m3, kLaneValues> q = encode_lane(v[l][r], multiplier, multiplier == 0.0f);
+      if (r < rows) store_lane<X>(row_q + l * lane_step, left - l * lane_step, q);
     }
   }
-  const int64_t block = column / kBlockSize;
-  const bool ends = row + kRows >= to.rows && lane < 4;
-  if (block * kBlockSize < to.hidden && (lane < kRows || ends) && row + lane < to.padded_rows) {
-    to.scales[block * to.padded_rows + row + lane] = row + lane < to.rows ? own.scale : 0.0f;
+
+  // Lane l * kRows + r has the scale of row r in the group's block l, if that has columns in x.
+  const int block_left = left + lane * kLaneValues;
+  float* const first_scale = to.scales + static_cast<uint64_t>(column) / kBlockSize * to.padded_rows + row;
+  const int64_t scale_step = lane_step / static_cast<int>(kBlockSize) * to.padded_rows;
+  if (lane < kPieces && lane % kRows < rows && block_left > lane / kRows * lane_step) {
+    first_scale[lane / kRows * scale_step + lane % kRows] = own.scale;
+  }
+  if (row + rows == to.rows && row + rows + lane < to.padded_rows) {
+#pragma unroll
+    for (int l = 0; l < kLanes; ++l) {
+      if (block_left > l * lane_step) first_scale[l * scale_step + rows + lane] = 0.0f;
+    }
   }
 }
 
@@ -137,15 +158,53 @@ inline TileGrid tile_grid(const char* op, int64_t rows, int64_t hidden) {
           .threads = dim3(static_cast<unsigned>(across * kBlockLanes), static_cast<unsigned>(down))};
 }
 
-// The first row and column of this thread, perhaps outside of x.
-struct TilePosition {
+// What this thread owns, perhaps nothing.
+struct Tile {
   int64_t row;
+  int rows;  // in x
   int64_t column;
+  int left;  // values of a row from there on
 };
 
-__device__ inline TilePosition tile_position() {
+__device__ inline Tile locate_tile(int64_t rows, int64_t hidden) {
   const int64_t group = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
-  return {.row = group * kTileRows, .column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kLaneValues};
+  const int64_t row = group * kTileRows;
+  const int64_t column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kLaneValues;
+  return {.row = row,
+          .rows = static_cast<int>(max(int64_t{0}, min(int64_t{kTileRows}, rows - row))),
+          .column = column,
+          .left = values_left(hidden, column)};
+}
+
+// Where a tile's rows start in a tensor.
+template <int kTensors>
+__device__ void tile_offsets(const ShortRows<kTensors>& rows, int tensor, const Tile& tile,
+                             int64_t (&offsets)[kTileRows]) {
+  if (rows.outer == 1) {
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) offsets[r] = (tile.row + r) * rows.inner_strides[tensor];
+  } else {
+    const auto index = rows.index(static_cast<uint32_t>(tile.row));
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) offsets[r] = rows.offset(tensor, index, r);
+  }
+}
+
+template <int kTensors>
+__device__ void tile_offsets(const Rows<kTensors>& rows, int tensor, const Tile& tile, int64_t (&offsets)[kTileRows]) {
+#pragma unroll 1
+  for (int r = 0; r < tile.rows; ++r) {
+    const int64_t offset = rows.offset(tensor, tile.row + r);
+#pragma unroll
+    for (int i = 0; i < kTileRows; ++i) offsets[i] = i == r ? offset : offsets[i];
+  }
+}
+
+// Whether tile_offsets can walk them.
+template <int kTensors>
+std::optional<ShortRows<kTensors>> tile_rows(const Rows<kTensors>& rows) {
+  const std::optional<ShortRows<kTensors>> few = short_rows(rows);
+  return few && (few->outer == 1 || few->inner >= kTileRows) ? few : std::nullopt;
 }
 
 }  // namespace ltx

@@ -84,10 +84,19 @@ struct ShortRows {
   constexpr int64_t offset(int tensor, uint32_t outer_idx, uint32_t inner_idx) const {
     return outer_idx * outer_strides[tensor] + inner_idx * inner_strides[tensor];
   }
-  constexpr int64_t offset(int tensor, int64_t row) const {
-    if (outer == 1) return row * inner_strides[tensor];
-    const uint32_t outer_idx = static_cast<uint32_t>(row) / inner;
-    return offset(tensor, outer_idx, static_cast<uint32_t>(row) - outer_idx * inner);
+
+  struct Index {
+    uint32_t outer;
+    uint32_t inner;
+  };
+  constexpr Index index(uint32_t row) const {
+    const uint32_t outer_idx = row / inner;
+    return {.outer = outer_idx, .inner = row - outer_idx * inner};
+  }
+  // Of the row `next` rows after `index`, if next is at most inner: no further division.
+  constexpr int64_t offset(int tensor, const Index& index, uint32_t next) const {
+    const int64_t straight = offset(tensor, index.outer, index.inner + next);
+    return index.inner + next < inner ? straight : straight + outer_strides[tensor] - inner * inner_strides[tensor];
   }
 };
 

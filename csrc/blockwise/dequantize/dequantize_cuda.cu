@@ -19,7 +19,7 @@ struct DequantizeArgs {
   int64_t rows;
   int64_t hidden;
   int64_t scale_block_stride;  // from a block of a row to the next
-  int64_t rows_of_scale;       // 1, or 128 of weights
+  int64_t scale_row_stride;    // of tiles of weights
 };
 
 // Every NaN becomes the one that the contract names.
@@ -36,26 +36,33 @@ __device__ inline Packed<__nv_bfloat16, kLaneValues> round_to_bfloat16(const flo
   return packed;
 }
 
-template <class Q, class RowsOfOne>
+// kWeights: a scale has 128 rows, so that those of a tile share it.
+template <class Q, bool kWeights, class RowsOfOne>
 __global__ void __launch_bounds__(kTileThreads)
     dequantize_kernel(const __grid_constant__ DequantizeArgs<RowsOfOne> args) {
-  const TilePosition at = tile_position();
-  const int64_t left = args.hidden - at.column;
+  const Tile tile = locate_tile(args.rows, args.hidden);
   wait_for_previous_kernel();
+  int64_t q_offsets[kTileRows] = {};
+  int64_t scale_offsets[kTileRows] = {};
+  tile_offsets(args.q_rows, 0, tile, q_offsets);
+  if constexpr (kWeights) {
+    const int64_t offset = tile.row / kBlockSize * args.scale_row_stride;
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) scale_offsets[r] = offset;
+  } else {
+    tile_offsets(args.scale_rows, 0, tile, scale_offsets);
+  }
+  const int64_t block_offset = static_cast<uint64_t>(tile.column) / kBlockSize * args.scale_block_stride;
   Lane<Q> q[kTileRows] = {};
   uint32_t scales[kTileRows] = {};
-  if (left > 0) {
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (at.row + r < args.rows) q[r] = load_lane<Q>(args.q, args.q_rows.offset(0, at.row + r) + at.column, left);
-    }
-    const int64_t block_offset = at.column / kBlockSize * args.scale_block_stride;
+  for (int r = 0; r < kTileRows; ++r) {
+    if (r < tile.rows && tile.left > 0) q[r] = load_lane<Q>(args.q, q_offsets[r] + tile.column, tile.left);
+  }
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (at.row + r < args.rows) {
-        const int64_t scale_row = args.rows_of_scale == 1 ? at.row + r : (at.row + r) / kBlockSize;
-        scales[r] = load_bits(args.scales.data, args.scales.dtype, args.scale_rows.offset(0, scale_row) + block_offset);
-      }
+  for (int r = 0; r < kTileRows; ++r) {
+    if (r < tile.rows && tile.left > 0) {
+      scales[r] = load_bits(args.scales.data, args.scales.dtype, scale_offsets[r] + block_offset);
     }
   }
   let_next_kernel_start();
@@ -67,14 +74,14 @@ __global__ void __launch_bounds__(kTileThreads)
     const float scale = decode_bits(scales[r], args.scales.dtype);
 #pragma unroll
     for (int i = 0; i < kLaneValues; ++i) values[i] = __fmul_rn(values[i], scale);
-    if (at.row + r < args.rows) {
-      store_lane<Q>(args.out, (at.row + r) * args.hidden + at.column, left, round_to_bfloat16(values));
+    if (r < tile.rows) {
+      store_lane<Q>(args.out + (tile.row + r) * args.hidden + tile.column, tile.left, round_to_bfloat16(values));
     }
   }
 }
 
-void launch(const char* op, const TensorView& q, const TensorView& scales, const TensorView& out, int64_t rows_of_scale,
-            Stream stream) {
+template <bool kWeights>
+void launch(const char* op, const TensorView& q, const TensorView& scales, const TensorView& out, Stream stream) {
   const int64_t hidden = q.size(-1);
   const Rows<1> q_rows = make_rows<1>(q, {&q});
   const Rows<1> scale_rows = make_rows<1>(scales, {&scales});
@@ -90,11 +97,12 @@ void launch(const char* op, const TensorView& q, const TensorView& scales, const
                                          .rows = q_rows.count,
                                          .hidden = hidden,
                                          .scale_block_stride = scales.stride(-1),
-                                         .rows_of_scale = rows_of_scale};
-    launch_overlapping(op, dequantize_kernel<Q, RowsOfOne>, grid.blocks, grid.threads, q.device.index, stream, args);
+                                         .scale_row_stride = kWeights ? scales.stride(0) : 0};
+    launch_overlapping(op, dequantize_kernel<Q, kWeights, RowsOfOne>, grid.blocks, grid.threads, q.device.index, stream,
+                       args);
   };
-  const std::optional<ShortRows<1>> few_q = short_rows(q_rows);
-  const std::optional<ShortRows<1>> few_scales = short_rows(scale_rows);
+  const std::optional<ShortRows<1>> few_q = tile_rows(q_rows);
+  const std::optional<ShortRows<1>> few_scales = kWeights ? ShortRows<1>{} : tile_rows(scale_rows);
   if (few_q && few_scales && hidden % kLaneValues == 0 && is_aligned(q, kLaneValues)) {
     launch_with(std::type_identity<__nv_fp8_e4m3>(), *few_q, *few_scales);
   } else {
@@ -106,12 +114,12 @@ void launch(const char* op, const TensorView& q, const TensorView& scales, const
 
 void dequantize_cuda(const DequantizeParams& params, Stream stream) {
   dequantize_check(params);
-  launch("dequantize", params.q, params.scales, params.out, 1, stream);
+  launch<false>("dequantize", params.q, params.scales, params.out, stream);
 }
 
 void dequantize_weights_cuda(const DequantizeWeightsParams& params, Stream stream) {
   dequantize_weights_check(params);
-  launch("dequantize_weights", params.q, params.scales, params.out, kBlockSize, stream);
+  launch<true>("dequantize_weights", params.q, params.scales, params.out, stream);
 }
 
 }  // namespace ltx

@@ -38,52 +38,48 @@ template <class X, bool kQuantize, class RowsOfBoth>
 __global__ void __launch_bounds__(kTileThreads)
     gated_attention_kernel(const __grid_constant__ GatedAttentionArgs<RowsOfBoth> args) {
   constexpr bool kLanes = !std::is_same_v<X, AnyTensor>;  // then a lane lies in one head
-  const TilePosition at = tile_position();
-  const int64_t left = args.to.hidden - at.column;
+  const Tile tile = locate_tile(args.to.rows, args.to.hidden);
   wait_for_previous_kernel();
+  int64_t x_offsets[kTileRows] = {};
+  int64_t logits_offsets[kTileRows] = {};
+  tile_offsets(args.rows, 0, tile, x_offsets);
+  tile_offsets(args.rows, 1, tile, logits_offsets);
+  const int64_t head = kLanes ? static_cast<uint32_t>(tile.column) / static_cast<uint32_t>(args.head_dim) : 0;
   Lane<X> x[kTileRows] = {};
   uint32_t logits[kTileRows] = {};
-  if (left > 0) {
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (at.row + r < args.to.rows) {
-        x[r] = load_lane<X>(args.x, args.rows.offset(0, at.row + r) + at.column, left);
-      }
-    }
-    if constexpr (kLanes) {
-      const int64_t head = static_cast<uint32_t>(at.column) / static_cast<uint32_t>(args.head_dim);
+  for (int r = 0; r < kTileRows; ++r) {
+    if (r < tile.rows && tile.left > 0) x[r] = load_lane<X>(args.x, x_offsets[r] + tile.column, tile.left);
+  }
 #pragma unroll
-      for (int r = 0; r < kTileRows; ++r) {
-        if (at.row + r < args.to.rows) {
-          const int64_t offset = args.rows.offset(1, at.row + r) + head;
-          logits[r] = load_bits(args.gate_logits.data, args.gate_logits.dtype, offset);
-        }
-      }
+  for (int r = 0; r < kTileRows; ++r) {
+    if (kLanes && r < tile.rows && tile.left > 0) {
+      logits[r] = load_bits(args.gate_logits.data, args.gate_logits.dtype, logits_offsets[r] + head);
     }
   }
   let_next_kernel_start();
 
-  float v[kTileRows][kLaneValues];
+  float v[1][kTileRows][kLaneValues];
 #pragma unroll
   for (int r = 0; r < kTileRows; ++r) {
-    unpack_lane(x[r], args.x.dtype, v[r]);
+    unpack_lane(x[r], args.x.dtype, v[0][r]);
     if constexpr (kLanes) {
       const float gate = gate_of(decode_bits(logits[r], args.gate_logits.dtype));
 #pragma unroll
-      for (int i = 0; i < kLaneValues; ++i) v[r][i] *= gate;
-    } else if (at.row + r < args.to.rows) {
-      apply_gates(args, args.rows.offset(1, at.row + r), at.column, v[r]);
+      for (int i = 0; i < kLaneValues; ++i) v[0][r][i] *= gate;
+    } else if (r < tile.rows) {
+      apply_gates(args, logits_offsets[r], tile.column, v[0][r]);
     }
   }
   if constexpr (kQuantize) {
-    quantize_lanes<X>(args.to, at.row, at.column, v);
+    quantize_lanes<X>(args.to, tile.row, tile.rows, tile.column, 0, v);
   } else {
 #pragma unroll
     for (int r = 0; r < kTileRows; ++r) {
-      if (at.row + r < args.to.rows) {
+      if (r < tile.rows) {
         Packed<__nv_bfloat16, kLaneValues> out;
-        pack(v[r], out);
-        store_lane<X>(args.out, (at.row + r) * args.to.hidden + at.column, left, out);
+        pack(v[0][r], out);
+        store_lane<X>(args.out + (tile.row + r) * args.to.hidden + tile.column, tile.left, out);
       }
     }
   }
@@ -114,7 +110,7 @@ void gated_attention_cuda(const GatedAttentionParams& params, Stream stream) {
   const int64_t hidden = params.x.size(-1);
   const Rows<2> rows = make_rows<2>(params.x, {&params.x, &params.gate_logits});
   if (rows.count == 0 || hidden == 0) return;
-  const std::optional<ShortRows<2>> few = short_rows(rows);
+  const std::optional<ShortRows<2>> few = tile_rows(rows);
   const bool lanes = reads_lanes(params.x, hidden) && hidden / params.gate_logits.size(-1) % kLaneValues == 0;
   if (few && lanes && hidden >> 32 == 0) {
     with_float_type(params.x.dtype, [&]<class X>(std::type_identity<X>) { launch<X>(params, *few, stream); });

@@ -31,25 +31,25 @@ __device__ float apply_gelu(float x) {
 
 template <class X, Gelu kGelu, class RowsOfX>
 __global__ void __launch_bounds__(kTileThreads) quantize_kernel(const __grid_constant__ QuantizeArgs<RowsOfX> args) {
-  const TilePosition at = tile_position();
+  const Tile tile = locate_tile(args.to.rows, args.to.hidden);
   wait_for_previous_kernel();
+  int64_t offsets[kTileRows] = {};
+  tile_offsets(args.rows, 0, tile, offsets);
   Lane<X> x[kTileRows] = {};
 #pragma unroll
   for (int r = 0; r < kTileRows; ++r) {
-    if (at.row + r < args.to.rows && at.column < args.to.hidden) {
-      x[r] = load_lane<X>(args.x, args.rows.offset(0, at.row + r) + at.column, args.to.hidden - at.column);
-    }
+    if (r < tile.rows && tile.left > 0) x[r] = load_lane<X>(args.x, offsets[r] + tile.column, tile.left);
   }
   let_next_kernel_start();
 
-  float v[kTileRows][kLaneValues];
+  float v[1][kTileRows][kLaneValues];
 #pragma unroll
   for (int r = 0; r < kTileRows; ++r) {
-    unpack_lane(x[r], args.x.dtype, v[r]);
+    unpack_lane(x[r], args.x.dtype, v[0][r]);
 #pragma unroll
-    for (int i = 0; i < kLaneValues; ++i) v[r][i] = apply_gelu<kGelu>(v[r][i]);
+    for (int i = 0; i < kLaneValues; ++i) v[0][r][i] = apply_gelu<kGelu>(v[0][r][i]);
   }
-  quantize_lanes<X>(args.to, at.row, at.column, v);
+  quantize_lanes<X>(args.to, tile.row, tile.rows, tile.column, 0, v);
 }
 
 template <class X, class RowsOfX>
@@ -70,7 +70,7 @@ void quantize_cuda(const QuantizeParams& params, Stream stream) {
   const int64_t hidden = params.x.size(-1);
   const Rows<1> rows = make_rows<1>(params.x, {&params.x});
   if (rows.count == 0 || hidden == 0) return;
-  const std::optional<ShortRows<1>> few = short_rows(rows);
+  const std::optional<ShortRows<1>> few = tile_rows(rows);
   if (few && reads_lanes(params.x, hidden)) {
     with_float_type(params.x.dtype, [&]<class X>(std::type_identity<X>) { launch<X>(params, *few, stream); });
   } else {

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) quantize_weights_kernel(const __grid
   const int64_t tile_row = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
   const int64_t first_row = tile_row * kBlockSize + threadIdx.x / kBlockLanes;
   const int64_t column = blockIdx.x * kBlockSize + threadIdx.x % kBlockLanes * kLaneValues;
-  const int64_t left = args.in - column;
+  const int left = values_left(args.in, column);
   wait_for_previous_kernel();
   Lane<W> w[kThreadRows] = {};
 #pragma unroll
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) quantize_weights_kernel(const __grid
     const int64_t row = first_row + i * kRowsAtOnce;
     unpack_lane(w[i], args.w.dtype, values);
     const Packed<__nv_fp8_e4m3, kLaneValues> q = encode_lane(values, scale.multiplier, isnan(scale.scale));
-    if (row < args.out) store_lane<W>(args.q, row * args.in + column, left, q);
+    if (row < args.out) store_lane<W>(args.q + row * args.in + column, left, q);
   }
   if (threadIdx.x == 0 && first_row < args.out) args.scales[tile_row * gridDim.x + blockIdx.x] = scale.scale;
 }

@@ -37,7 +37,7 @@ struct Lane<AnyTensor> {
 
 // The lane at `offset`, of which `left` values and perhaps more are in the row; zeros elsewhere. left > 0.
 template <class T, bool kReadOnly = true>
-__device__ Lane<T> load_lane(const Operand& from, int64_t offset, int64_t left) {
+__device__ Lane<T> load_lane(const Operand& from, int64_t offset, int left) {
   if constexpr (std::is_same_v<T, AnyTensor>) {
     Lane<T> lane = {};
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ void unpack_lane(const Lane<T>& lane, DType dtype, float (&values)[kL
 
 // T: how the tensor was read whose rows these are, and so whether they are made of whole, aligned lanes.
 template <class T, class To>
-__device__ void store_lane(To* to, int64_t offset, int64_t left, const Packed<To, kLaneValues>& packed) {
+__device__ void store_lane(To* to, int left, const Packed<To, kLaneValues>& packed) {
   if constexpr (std::is_same_v<T, AnyTensor>) {
     using Bits = std::conditional_t<sizeof(To) == 1, uint8_t, uint16_t>;
     static_assert(sizeof(Bits) == sizeof(To));
@@ -87,11 +87,16 @@ __device__ void store_lane(To* to, int64_t offset, int64_t left, const Packed<To
 #pragma unroll
     for (int i = 0; i < kLaneValues; ++i) {
       const uint32_t bits = packed.words[i / kInWord] >> i % kInWord * (32 / kInWord);
-      if (i < left) reinterpret_cast<Bits*>(to)[offset + i] = static_cast<Bits>(bits);
+      if (i < left) reinterpret_cast<Bits*>(to)[i] = static_cast<Bits>(bits);
     }
   } else if (left > 0) {
-    store(to + offset, packed);
+    store(to, packed);
   }
+}
+
+// Values of a row from `column` on, in 32 bits: at most as many as matter.
+__device__ inline int values_left(int64_t hidden, int64_t column) {
+  return static_cast<int>(min(hidden - column, int64_t{1} << 30));
 }
 
 // Calls call(std::type_identity<T>()) with the type of a float dtype.

@@ -139,21 +139,22 @@ __device__ void pack(const float (&values)[kCount], Packed<__nv_fp8_e4m3, kCount
   }
 }
 
-// A value of a dtype known at run time: as it lies in memory, so that no branch on the dtype waits for the load.
+// A value of a float dtype known at run time: as it lies in memory, so that no branch on the dtype waits for the load.
 __device__ inline uint32_t load_bits(const void* from, DType dtype, int64_t offset) {
   if (dtype == DType::kFloat32) return static_cast<const uint32_t*>(from)[offset];
-  if (dtype == DType::kFp8) return static_cast<const uint8_t*>(from)[offset];
   return static_cast<const uint16_t*>(from)[offset];
 }
 
 __device__ inline float decode_bits(uint32_t bits, DType dtype) {
   if (dtype == DType::kBFloat16) return __uint_as_float(bits << 16);
   if (dtype == DType::kFloat16) return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
-  if (dtype == DType::kFp8) return __half2float(__nv_cvt_fp8_to_halfraw(static_cast<uint8_t>(bits), __NV_E4M3));
   return __uint_as_float(bits);
 }
 
 __device__ inline float load_scalar(const void* from, DType dtype, int64_t offset) {
+  if (dtype == DType::kFp8) {
+    return __half2float(__nv_cvt_fp8_to_halfraw(static_cast<const uint8_t*>(from)[offset], __NV_E4M3));
+  }
   return decode_bits(load_bits(from, dtype, offset), dtype);
 }
 
