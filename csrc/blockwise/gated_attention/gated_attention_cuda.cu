@@ -22,14 +22,15 @@ struct GatedAttentionArgs {
 
 __device__ inline float gate_of(float logit) { return 2.0f * sigmoid_base2(logit * kLog2E); }
 
-// Multiplies the lane at `column` by the gates of its heads.
-template <class Args>
-__device__ void apply_gates(const Args& args, int64_t logits_row, int64_t column, float (&v)[kLaneValues]) {
+// Multiplies a lane whose first value is value in_head of the head whose logit is at `logit`.
+__device__ inline void apply_gates(const Operand& gate_logits, int64_t logit, int64_t in_head, int64_t head_dim,
+                                   int left, float (&v)[kLaneValues]) {
 #pragma unroll
   for (int i = 0; i < kLaneValues; ++i) {
-    if (column + i < args.to.hidden) {
-      const int64_t head = (column + i) / args.head_dim;
-      v[i] *= gate_of(load_scalar(args.gate_logits.data, args.gate_logits.dtype, logits_row + head));
+    if (i < left) v[i] *= gate_of(load_scalar(gate_logits.data, gate_logits.dtype, logit));
+    if (++in_head == head_dim) {
+      in_head = 0;
+      ++logit;
     }
   }
 }
@@ -44,7 +45,8 @@ __global__ void __launch_bounds__(kTileThreads)
   int64_t logits_offsets[kTileRows] = {};
   tile_offsets(args.rows, 0, tile, x_offsets);
   tile_offsets(args.rows, 1, tile, logits_offsets);
-  const int64_t head = kLanes ? static_cast<uint32_t>(tile.column) / static_cast<uint32_t>(args.head_dim) : 0;
+  const int64_t head =
+      kLanes ? static_cast<uint32_t>(tile.column) / static_cast<uint32_t>(args.head_dim) : tile.column / args.head_dim;
   Lane<X> x[kTileRows] = {};
   uint32_t logits[kTileRows] = {};
 #pragma unroll
@@ -68,7 +70,8 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
       for (int i = 0; i < kLaneValues; ++i) v[0][r][i] *= gate;
     } else if (r < tile.rows) {
-      apply_gates(args, logits_offsets[r], tile.column, v[0][r]);
+      apply_gates(args.gate_logits, logits_offsets[r] + head, tile.column - head * args.head_dim, args.head_dim,
+                  tile.left, v[0][r]);
     }
   }
   if constexpr (kQuantize) {

@@ -23,8 +23,13 @@ struct QuantizeWeightsArgs {
   float scale_max;
 };
 
+// Blocks of a multiprocessor: with 1 nvcc takes the registers that it needs, with none it aims at 80 and may spill.
 template <class W>
-__global__ void __launch_bounds__(kThreads) quantize_weights_kernel(const __grid_constant__ QuantizeWeightsArgs args) {
+inline constexpr int kMinBlocks = std::is_same_v<W, AnyTensor> ? 1 : 0;
+
+template <class W>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<W>)
+    quantize_weights_kernel(const __grid_constant__ QuantizeWeightsArgs args) {
   __shared__ uint32_t shared[kThreads / kWarpSize];
   const int64_t tile_row = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
   const int64_t first_row = tile_row * kBlockSize + threadIdx.x / kBlockLanes;
