@@ -26,6 +26,20 @@ KERNELS = [
     ("ops_cpp", "15fp6_pack_kernel", STORE_16_BYTES),
     ("ops_cpp", "17fp6_unpack_kernel", LOAD_16_BYTES),
     ("ops_cpp", "17fp6_unpack_kernel", STORE_16_BYTES),
+    # Those that read in lanes: the instances for tensors of any alignment read value by value.
+    *(
+        ("blockwise_cpp", f"{kernel}I{dtype}", LOAD_16_BYTES)
+        for kernel in (
+            "15quantize_kernel",
+            "22gated_attention_kernel",
+            "23adanorm_quantize_kernel",
+            "14rms_fma_kernel",
+            "23quantize_weights_kernel",
+        )
+        for dtype in ("13__nv_bfloat16", "6__half", "f")
+    ),
+    ("blockwise_cpp", "14rms_fma_kernelI13__nv_bfloat16", STORE_16_BYTES),
+    ("blockwise_cpp", "17dequantize_kernelI13__nv_fp8_e4m3", STORE_16_BYTES),
 ]
 
 

@@ -16,12 +16,12 @@ std::tuple<Tensor, Tensor> adanorm_quantize(const Tensor& x, const std::optional
                                .q = {},
                                .scales = {}};
   adanorm_quantize_check(params);
-  check_backend("adanorm_quantize", "x", params.x.device, false);
+  check_backend("adanorm_quantize", "x", params.x.device, kBuiltCuda);
   Tensor q = empty_like(params.x, DType::kFp8);
   Tensor scales = empty_scales(params.x);
   params.q = mutable_view(q);
   params.scales = mutable_view(scales);
-  run<adanorm_quantize_cpu, nullptr>(params, params.x.device);
+  run<adanorm_quantize_cpu, adanorm_quantize_cuda>(params, params.x.device);
   return {q, scales};
 }
 

@@ -8,20 +8,20 @@ namespace {
 Tensor dequantize(const Tensor& q, const Tensor& scales) {
   DequantizeParams params{.q = view(q), .scales = view(scales), .out = {}};
   dequantize_check(params);
-  check_backend("dequantize", "q", params.q.device, false);
+  check_backend("dequantize", "q", params.q.device, kBuiltCuda);
   Tensor out = empty_like(params.q, DType::kBFloat16);
   params.out = mutable_view(out);
-  run<dequantize_cpu, nullptr>(params, params.q.device);
+  run<dequantize_cpu, dequantize_cuda>(params, params.q.device);
   return out;
 }
 
 Tensor dequantize_weights(const Tensor& q, const Tensor& scales) {
   DequantizeWeightsParams params{.q = view(q), .scales = view(scales), .out = {}};
   dequantize_weights_check(params);
-  check_backend("dequantize_weights", "q", params.q.device, false);
+  check_backend("dequantize_weights", "q", params.q.device, kBuiltCuda);
   Tensor out = empty_like(params.q, DType::kBFloat16);
   params.out = mutable_view(out);
-  run<dequantize_weights_cpu, nullptr>(params, params.q.device);
+  run<dequantize_weights_cpu, dequantize_weights_cuda>(params, params.q.device);
   return out;
 }
 

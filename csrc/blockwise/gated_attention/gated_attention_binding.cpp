@@ -10,12 +10,12 @@ namespace {
 std::tuple<Tensor, Tensor> gated_attention(const Tensor& x, const Tensor& gate_logits, bool quantize) {
   GatedAttentionParams params{.x = view(x), .gate_logits = view(gate_logits), .out = {}, .scales = {}};
   gated_attention_check(params);
-  check_backend("gated_attention", "x", params.x.device, false);
+  check_backend("gated_attention", "x", params.x.device, kBuiltCuda);
   Tensor out = empty_like(params.x, quantize ? DType::kFp8 : DType::kBFloat16);
   Tensor scales = quantize ? empty_scales(params.x) : empty({0}, DType::kFloat32, params.x.device);
   params.out = mutable_view(out);
   if (quantize) params.scales = mutable_view(scales);
-  run<gated_attention_cpu, nullptr>(params, params.x.device);
+  run<gated_attention_cpu, gated_attention_cuda>(params, params.x.device);
   return {out, scales};
 }
 

@@ -13,12 +13,12 @@ std::tuple<Tensor, Tensor> quantize(const Tensor& x, std::optional<int64_t> gelu
             "quantize: gelu must be None, 1 (tanh) or 2 (sigmoid), got " + std::to_string(form));
   QuantizeParams params{.x = view(x), .gelu = static_cast<Gelu>(form), .q = {}, .scales = {}};
   quantize_check(params);
-  check_backend("quantize", "x", params.x.device, false);
+  check_backend("quantize", "x", params.x.device, kBuiltCuda);
   Tensor q = empty_like(params.x, DType::kFp8);
   Tensor scales = empty_scales(params.x);
   params.q = mutable_view(q);
   params.scales = mutable_view(scales);
-  run<quantize_cpu, nullptr>(params, params.x.device);
+  run<quantize_cpu, quantize_cuda>(params, params.x.device);
   return {q, scales};
 }
 

@@ -11,12 +11,12 @@ namespace {
 std::tuple<Tensor, Tensor> quantize_weights(const Tensor& w, int64_t block_size, double scale_max) {
   QuantizeWeightsParams params{.w = view(w), .block_size = block_size, .scale_max = scale_max, .q = {}, .scales = {}};
   quantize_weights_check(params);
-  check_backend("quantize_weights", "w", params.w.device, false);
+  check_backend("quantize_weights", "w", params.w.device, kBuiltCuda);
   Tensor q = empty_like(params.w, DType::kFp8);
   Tensor scales = empty({num_blocks(params.w.size(0)), num_blocks(params.w.size(1))}, DType::kFloat32, params.w.device);
   params.q = mutable_view(q);
   params.scales = mutable_view(scales);
-  run<quantize_weights_cpu, nullptr>(params, params.w.device);
+  run<quantize_weights_cpu, quantize_weights_cuda>(params, params.w.device);
   return {q, scales};
 }
 

@@ -10,22 +10,22 @@ namespace {
 Tensor rms_fma(const Tensor& x, const Tensor& y, const Tensor& z) {
   RmsFmaParams params{.x = mutable_view(x), .y = view(y), .z = view(z), .out = {}};
   rms_fma_check(params);
-  check_backend("rms_fma", "x", params.x.device, false);
+  check_backend("rms_fma", "x", params.x.device, kBuiltCuda);
   Tensor out = empty_like(params.x, DType::kBFloat16);
   params.out = mutable_view(out);
-  run<rms_fma_cpu, nullptr>(params, params.x.device);
+  run<rms_fma_cpu, rms_fma_cuda>(params, params.x.device);
   return out;
 }
 
 std::tuple<Tensor, Tensor> rms_fma_quantize(const Tensor& x, const Tensor& y, const Tensor& z) {
   RmsFmaQuantizeParams params{.x = mutable_view(x), .y = view(y), .z = view(z), .q = {}, .scales = {}};
   rms_fma_quantize_check(params);
-  check_backend("rms_fma_quantize", "x", params.x.device, false);
+  check_backend("rms_fma_quantize", "x", params.x.device, kBuiltCuda);
   Tensor q = empty_like(params.x, DType::kFp8);
   Tensor scales = empty_scales(params.x);
   params.q = mutable_view(q);
   params.scales = mutable_view(scales);
-  run<rms_fma_quantize_cpu, nullptr>(params, params.x.device);
+  run<rms_fma_quantize_cpu, rms_fma_quantize_cuda>(params, params.x.device);
   return {q, scales};
 }
 
