@@ -1,5 +1,7 @@
 """Which backend runs an op, and the one call that all public functions make."""
 
+import functools
+import importlib
 from typing import Any
 
 import torch
@@ -15,19 +17,22 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "rms_norm_split_rope_qk": ("cpu", "cuda"),
     "fp6_pack": ("cpu", "cuda"),
     "fp6_unpack": ("cpu", "cuda"),
-    "quantize": ("cpu",),
-    "quantize_weights": ("cpu",),
-    "dequantize": ("cpu",),
-    "dequantize_weights": ("cpu",),
-    "adanorm_quantize": ("cpu",),
-    "rms_fma_quantize": ("cpu",),
-    "rms_fma": ("cpu",),
-    "gated_attention": ("cpu",),
+    "quantize": ("cpu", "triton"),
+    "quantize_weights": ("cpu", "triton"),
+    "dequantize": ("cpu", "triton"),
+    "dequantize_weights": ("cpu", "triton"),
+    "adanorm_quantize": ("cpu", "triton"),
+    "rms_fma_quantize": ("cpu", "triton"),
+    "rms_fma": ("cpu", "triton"),
+    "gated_attention": ("cpu", "triton"),
     "fp8_gemm": ("cpu",),
     "linear": ("cpu", "cuda", "dequantize"),
 }
 
 _forced: dict[str, str] = {}
+_served: dict[
+    tuple[OpOverload, torch.device], OpOverload
+] = {}  # what `serving` has found out since the last set_backend
 
 
 def set_backend(op: str, backend: str | None) -> None:
@@ -35,14 +40,17 @@ def set_backend(op: str, backend: str | None) -> None:
 
     Args:
         op: a torch op's name ("quantize", "rms_norm_rope_qk", ...) or "linear".
-        backend: "cuda", "triton", "cpu" or, for "linear" alone, "dequantize"; None for the default. A backend that
-            cannot take a call's tensors is an error at that call: no tensor is moved.
+        backend: "cuda", "triton", "cpu" or, for "linear" alone, "dequantize"; None for the default, which on a GPU is
+            CUDA where this build holds code for it, else Triton. "triton" takes CPU tensors only in its interpreter
+            (the environment variable TRITON_INTERPRET=1, set before the first such call). A backend that cannot take a
+            call's tensors is an error at that call: no tensor is moved.
 
     Raises:
         ValueError: an unknown op, or a backend that the op has no code for.
     """
     if op not in BACKENDS:
         raise ValueError(f"set_backend: op must be one of {', '.join(BACKENDS)}, got {op!r}")
+    _served.clear()
     if backend is None:
         _forced.pop(op, None)
     elif backend in BACKENDS[op]:
@@ -64,37 +72,31 @@ def get_backend(op: str, device: torch.device | str) -> str:
     """
     if op not in BACKENDS:
         raise ValueError(f"get_backend: op must be one of {', '.join(BACKENDS)}, got {op!r}")
-    device = torch.device(device)
-    forced = _forced.get(op)
-    if forced == "dequantize":
-        return forced
-    if forced is not None:
-        _check_forced(op, forced, device)
-    if device.type == "cpu":
-        return "cpu"
-    if device.type != "cuda" or "cuda" not in BACKENDS[op]:
-        raise RuntimeError(f"{op}: has no code for {device.type} tensors")
-    lacking = cuda_device_lacks(device)
-    if lacking:
-        raise RuntimeError(f"{op}: {lacking}")
-    return "cuda"
+    return _backend(op, torch.device(device))
 
 
-def cuda_device_lacks(device: torch.device) -> str:
-    """Why this build's CUDA code cannot run on a device, or an empty string."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return torch.ops.ltx_kernels.cuda_device_lacks(index)
+@torch.compiler.assume_constant_result
+def lacks(backend: str, device: torch.device) -> str:
+    """Why a backend's code cannot run on a device, or an empty string."""
+    return _look_up(backend, device)
 
 
 def call(op: OpOverload, *args: Any) -> Any:
     """Run a torch op: forward only, on the backend that is forced or else on that of its first tensor's device."""
     if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
         return _ForwardOnly.apply(op, *args)
-    if _forced:
-        name = op_name(op)
-        if name in _forced:
-            _check_forced(name, _forced[name], args[0].device)
+    if _forced or args[0].is_cuda:
+        op = serving(op, args[0].device)
     return op(*args)
+
+
+def serving(op: OpOverload, device: torch.device) -> OpOverload:
+    """The torch op that runs a call of op with tensors on a device: op itself, or its form in Triton."""
+    if torch.compiler.is_compiling():  # which guards what is looked at, so that a later set_backend counts
+        return _serving(op, device)
+    if (op, device) not in _served:
+        _served[op, device] = _serving(op, device)
+    return _served[op, device]
 
 
 def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
@@ -109,12 +111,53 @@ def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
 
 
 def op_name(op: OpOverload) -> str:
-    return op.name().removeprefix("ltx_kernels::")
+    return op._opname
 
 
-def _check_forced(op: str, backend: str, device: torch.device) -> None:
-    if backend != device.type:
-        raise RuntimeError(f"{op}: tensors must be on {backend} (set_backend), got {device}")
+def _serving(op: OpOverload, device: torch.device) -> OpOverload:
+    name = op_name(op)
+    routed = name in _forced or (device.type == "cuda" and "triton" in BACKENDS[name])
+    if routed and _backend(name, device) == "triton":
+        return getattr(torch.ops.ltx_kernels, f"{name}_triton").default
+    return op
+
+
+def _backend(op: str, device: torch.device) -> str:
+    forced = _forced.get(op)
+    if forced in ("cpu", "cuda") and forced != device.type:
+        raise RuntimeError(f"{op}: tensors must be on {forced} (set_backend), got {device}")
+    if forced is not None:
+        candidates: tuple[str, ...] = (forced,)
+    elif device.type == "cuda":
+        candidates = tuple(backend for backend in ("cuda", "triton") if backend in BACKENDS[op])
+    else:
+        candidates = ("cpu",) if device.type == "cpu" else ()
+    reasons = []
+    for backend in candidates:
+        reason = lacks(backend, device)
+        if not reason:
+            return backend
+        reasons.append(reason)
+    raise RuntimeError(f"{op}: {'; '.join(reasons) or f'has no code for {device.type} tensors'}")
+
+
+@functools.cache
+def _look_up(backend: str, device: torch.device) -> str:
+    if backend == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return torch.ops.ltx_kernels.cuda_device_lacks(index)
+    if backend != "triton":
+        return ""
+    try:
+        importlib.import_module("ltx_kernels.blockwise.triton")
+    except ImportError as error:
+        return f"triton cannot be imported ({error})"
+    interpreted = importlib.import_module("triton").knobs.runtime.interpret
+    if interpreted != (device.type == "cpu"):
+        return f"triton takes cpu tensors in its interpreter (TRITON_INTERPRET=1) and only there, got {device}"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"triton needs sm_80 or newer, {device} is older"
+    return ""
 
 
 class _ForwardOnly(torch.autograd.Function):
