@@ -42,19 +42,27 @@ def rows_of(x: Tensor, *others: Tensor) -> tuple[tuple[int, ...], ...]:
     Returns the sizes of all leading dimensions but the outermost, then the strides of each tensor in all of them, both
     from the innermost out. Dimensions that follow each other evenly in all tensors are one.
     """
-    leading = x.shape[:-1]
-    views = [t if t.shape[:-1] == leading else t.expand(*leading, -1) for t in (x, *others)]
+    return _rows_of(*((t.shape, t.stride()) for t in (x, *others)))
+
+
+@functools.lru_cache(1024)
+def _rows_of(*layouts: tuple[torch.Size, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    leading = layouts[0][0][:-1]
+    aligned = []
+    for shape, stride in layouts:
+        steps = [0 if size == 1 else step for size, step in zip(shape[:-1], stride, strict=False)]
+        aligned.append([0] * (len(leading) - len(steps)) + steps)
     sizes: list[int] = []
     strides: list[tuple[int, ...]] = []
-    for size, *steps in zip(leading, *(view.stride() for view in views), strict=False):
+    for size, *together in zip(leading, *aligned, strict=True):
         if size == 1:
             continue
-        if sizes and all(outer == size * step for outer, step in zip(strides[-1], steps, strict=True)):
+        if sizes and all(outer == size * inner for outer, inner in zip(strides[-1], together, strict=True)):
             size *= sizes.pop()
             strides.pop()
         sizes.append(size)
-        strides.append(tuple(steps))
-    return tuple(sizes[:0:-1]), *zip(*strides[::-1] or [(0,) * len(views)], strict=True)
+        strides.append(tuple(together))
+    return tuple(sizes[:0:-1]), *zip(*strides[::-1] or [(0,) * len(layouts)], strict=True)
 
 
 @functools.cache
