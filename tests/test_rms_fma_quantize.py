@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reference import assert_bits, assert_quantized, assert_rounded_once
 from torch import Tensor
 
+from ltx_kernels._backends import serving
 from ltx_kernels.blockwise import blockwise_dequantize, blockwise_quantize_rms_fma_triton
 from ltx_kernels.blockwise.functional import rms_fma_triton
 
@@ -309,7 +310,7 @@ def test_opcheck(device: str) -> None:
     for hidden in (200, 128):
         for overload in (op, bf16_op):
             x, y, z = torch.randn(2, 3, hidden), torch.randn(2, 3, hidden), torch.randn(2, 1, hidden)
-            torch.library.opcheck(overload, (x.to(device), y.to(device), z.to(device)))
+            torch.library.opcheck(serving(overload, torch.device(device)), (x.to(device), y.to(device), z.to(device)))
 
 
 @pytest.mark.parametrize("function", BOTH)

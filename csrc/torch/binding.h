@@ -58,6 +58,9 @@ void set_num_threads();
 
 // Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard. kCuda is
 // nullptr for an op without CUDA code, which check_backend has refused elsewhere than on a CPU.
+//
+// A quantizing op has a second form, <op>_outputs, whose binding stops short of this (kFills false): it checks the
+// arguments and allocates the results, on any device, for Triton's kernels to fill.
 template <auto kCpu, auto kCuda, class Params>
 void run(const Params& params, const Device& device) {
   if (device.kind == Device::Kind::kCpu) {

@@ -10,7 +10,7 @@ import torch
 
 import ltx_kernels
 from ltx_kernels import _self_test
-from ltx_kernels._backends import BACKENDS, cuda_device_lacks, lacks
+from ltx_kernels._backends import BACKENDS, backend_lacks
 
 COLUMNS = ("cpu", "cuda", "triton", "dequantize")
 
@@ -55,11 +55,11 @@ def _why_not(op: str, backend: str, devices: list[torch.device]) -> str:
     torch_op = "fp8_gemm" if op == "linear" else op  # the layers run the product
     if backend not in BACKENDS[torch_op]:
         return "no code"
-    if not torch.ops.ltx_kernels.built_architectures():
+    if backend == "cuda" and not torch.ops.ltx_kernels.built_architectures():
         return "built without CUDA code"
     if not devices:
         return "no GPU"
-    reasons = [lacks(torch_op, device) for device in devices]
+    reasons = [backend_lacks(backend, device) for device in devices]
     return "" if "" in reasons else reasons[0]
 
 
@@ -69,7 +69,7 @@ def _device(device: torch.device) -> dict[str, Any]:
         "name": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": properties.total_memory,
-        "lacks": cuda_device_lacks(device),
+        "lacks": backend_lacks("cuda", device),
     }
 
 
