@@ -67,11 +67,11 @@ __device__ inline Packed<__nv_fp8_e4m3, kLaneValues> encode_lane(const float (&v
 
 // X: how x was read. Quantizes kRows rows from `row` on, of which `rows` are in x, each in kLanes lanes: columns
 // [column, column + 8) and those lane_step further on. All threads of a warp call it, each group of 16 with
-// neighbouring columns that are one block, and zeros in v for what is outside x. A group holds a piece of kPieces
-// blocks, at most 4. Its lanes p, p + kPieces, ... end up with the largest magnitude of block p: the blocks are halved
-// among the lanes for as long as there are several, so that a lane divides for one block alone and the scales of
-// neighbouring rows, which are neighbours in memory, go out together. The group of the last row writes the padding of
-// the scales too.
+// neighbouring columns that are one block, and zeros in v for what is outside x, or NaN where the row in x is NaN. A
+// group holds a piece of kPieces blocks, at most 4. Its lanes p, p + kPieces, ... end up with the largest magnitude of
+// block p: the blocks are halved among the lanes for as long as there are several, so that a lane divides for one block
+// alone and the scales of neighbouring rows, which are neighbours in memory, go out together. The group of the last row
+// writes the padding of the scales too.
 template <class X, int kRows, int kLanes>
 __device__ void quantize_lanes(const QuantizedRows& to, int64_t row, int rows, int64_t column, int lane_step,
                                const float (&v)[kLanes][kRows][kLaneValues]) {
