@@ -99,12 +99,6 @@ __device__ void unpack(const Packed<__nv_fp8_e4m3, kCount>& packed, float (&valu
 }
 
 template <int kCount>
-__device__ void pack(const float (&values)[kCount], Packed<float, kCount>& packed) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) packed.words[i] = __float_as_uint(values[i]);
-}
-
-template <int kCount>
 __device__ void pack(const float (&values)[kCount], Packed<__nv_bfloat16, kCount>& packed) {
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) {
