@@ -7,6 +7,8 @@ import behaviour
 import pytest
 import torch
 from cases.norm_rope import BF16, CASES, FP16, FP32, NormRopeCase, lay_out
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from reference import assert_rounded_once
 from torch import Tensor
 
@@ -97,12 +99,77 @@ class NormRopeTests:
             expected[1],
         )
 
+    def test_qk_refuses_half_of_its_own_tables(self, device: str) -> None:
+        q, cos, sin, _ = self.make_inputs(NormRopeCase("tables"), device)
+        for own in ({"k_cos_freqs": cos}, {"k_sin_freqs": sin}):
+            with pytest.raises(RuntimeError) as error:
+                type(self).both(q, q, cos, sin, **own)
+            rule = "k_cos_freqs and k_sin_freqs must come together, got one of them"
+            assert str(error.value) == f"{self.name}_qk: {rule}"
+
+    # The two subclasses run it, each with its own op.
+    @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.differing_executors])
+    @given(
+        batch=st.integers(0, 3),
+        tokens=st.integers(0, 6),
+        heads=st.integers(1, 6),
+        half_head=st.integers(1, 70),
+        dtypes=st.tuples(*[st.sampled_from([BF16, FP16, FP32])] * 3),
+        broadcast=st.booleans(),
+        half_table=st.booleans(),
+        layout=st.sampled_from(["contiguous", "chunk", "every_second", "swapped", "offset"]),
+        eps=st.sampled_from([1e-6, 1e-5, 1.0]),
+        exponent=st.integers(-4, 4),
+        out_fp8=st.booleans(),
+        seed=st.integers(0, 2**32),
+    )
+    def test_any_size_layout_and_dtype(
+        self,
+        batch: int,
+        tokens: int,
+        heads: int,
+        half_head: int,
+        dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+        broadcast: bool,
+        half_table: bool,
+        layout: str,
+        eps: float,
+        exponent: int,
+        out_fp8: bool,
+        seed: int,
+    ) -> None:
+        torch.manual_seed(seed)
+        case = NormRopeCase(
+            "drawn",
+            *(batch, tokens, heads, 2 * half_head, *dtypes),
+            table_batch=1 if broadcast else batch,
+            half_table=half_table and True in self.half_tables,
+            eps=eps,
+            layout=layout,
+        )
+        for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+            x, *others = self.make_inputs(case, device)
+            x.mul_(10.0**exponent)
+            assert_rounded_once(type(self).single(x, *others, out_fp8, eps=eps), *self.exact(x, *others, eps))
+
     def test_zero_row_gives_zeros(self, device: str) -> None:
         x, cos, sin, weights = self.make_inputs(NormRopeCase("zeros"), device)
         x[1, 2] = 0
         out = type(self).single(x, cos, sin, weights)
         assert torch.equal(out[1, 2], torch.zeros_like(out[1, 2]))
         assert out[1, 3].abs().sum() > 0
+
+    @pytest.mark.parametrize("hidden", [256, 40002])  # in vectors and value by value
+    def test_weights_as_large_as_fp32_holds(self, hidden: int, device: str) -> None:
+        case = NormRopeCase("large weights", heads=1, head_dim=hidden, weight_dtype=FP32)
+        x, cos, sin, weights = self.make_inputs(case, device)
+        weights.fill_(3e38)  # times rstd, 1000 for these rows, it is infinite
+        x[0] = 0
+        x[1] *= 1e-6
+        cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+        out = type(self).single(x, cos, sin, weights)
+        assert torch.equal(out[0], torch.zeros_like(out[0]))
+        assert_rounded_once(out[1], *(part[1] for part in self.exact(x, cos, sin, weights)))
 
     @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e19])
     @pytest.mark.parametrize("out_fp8", [False, True])

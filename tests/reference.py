@@ -15,7 +15,7 @@ FORMATS = {
 def unit_in_last_place(value: Tensor, dtype: torch.dtype) -> Tensor:
     """The distance of neighbours in dtype around each (float64) value."""
     mantissa_bits, smallest_exponent, _ = FORMATS[dtype]
-    exponent = torch.frexp(value.abs()).exponent - 1
+    exponent = torch.where(value == 0, smallest_exponent, torch.frexp(value).exponent - 1)
     return torch.ldexp(torch.ones_like(value), exponent.clamp(min=smallest_exponent) - mantissa_bits)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reference import E4M3_MAGNITUDES, assert_bits
 from torch import Tensor
 
+from ltx_kernels._backends import serving
 from ltx_kernels.blockwise import blockwise_dequantize, blockwise_quantize, functional, triton_ops
 from ltx_kernels.blockwise.functional import blockwise_dequantize_weights, fp8_blockwise_quantize_weights_torch
 
@@ -179,9 +180,9 @@ def test_opcheck(device: str) -> None:
     utilities = ("test_faketensor", "test_aot_dispatch_dynamic")
     for shape in [(2, 5, 200), (3, 128), (0, 130)]:
         x = torch.randn(shape, device=device)
-        torch.library.opcheck(op, blockwise_quantize(x), test_utils=utilities)
+        torch.library.opcheck(serving(op, torch.device(device)), blockwise_quantize(x), test_utils=utilities)
     pair = fp8_blockwise_quantize_weights_torch(torch.randn(200, 130, device=device))
-    torch.library.opcheck(weights_op, pair, test_utils=utilities)
+    torch.library.opcheck(serving(weights_op, torch.device(device)), pair, test_utils=utilities)
 
 
 def test_behaviour(device: str) -> None:

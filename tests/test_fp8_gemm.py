@@ -1,6 +1,7 @@
 """fp8_gemm on every device, against the float64 product of the dequantized operands."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -254,9 +255,10 @@ def test_backward_raises(device: str) -> None:
     )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_graphs_and_streams() -> None:
-    inputs, others = (make_inputs(GemmCase("graph", bias=True), "cuda") for _ in range(2))
+def test_graphs_and_streams(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("CUDA graphs and streams need a GPU")
+    inputs, others = (make_inputs(GemmCase("graph", bias=True), device) for _ in range(2))
     assert_captures(op, inputs, others)
     assert_uses_current_stream(op, inputs)
     if torch.cuda.device_count() > 1:
@@ -340,7 +342,18 @@ def test_gemm_config_is_a_function_of_its_arguments() -> None:
     assert str(error.value) == "gemm_config: capability must be one with a kernel of fp8_gemm, got 8.0"
 
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+def has_sm90() -> bool:
+    built = "sm_90a" in torch.ops.ltx_kernels.built_architectures().split()
+    return built and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+on_gpu = pytest.mark.skipif(not has_sm90(), reason="needs a GPU of compute capability 9.0 and a build with its code")
+
+
+def forced(*inputs: Any) -> Tensor:
+    """The op with the configuration for its sizes: without one it refuses GPU tensors."""
+    (m, k), n = inputs[0].shape, inputs[2].shape[0]
+    return op(*inputs, list(gemm_config(m, n, k)))
 
 
 def all_configs() -> list[list[int]]:
@@ -391,7 +404,7 @@ def test_grid_of_sizes() -> None:
             b, b_scales = pool(n, k), torch.rand(blocks(n), blocks(k), device="cuda") + 0.5
             expected, magnitude = exact([a, a_scales, b, b_scales, None, None])
             for m in ms:
-                out = op(a[:m], a_scales[:m], b, b_scales, None, None, False, FP32)
+                out = forced(a[:m], a_scales[:m], b, b_scales, None, None, False, FP32)
                 error = (out.double() - expected[:m]).abs()
                 assert (error <= magnitude[:m] * 2.0**-10).all(), (m, n, k)
                 assert m * n < FEWEST_FOR_A_NORM or error.norm() < 1.6e-4 * expected[:m].norm(), (m, n, k)
@@ -416,48 +429,48 @@ def test_random_sizes_and_layouts() -> None:
             b_gap=generator.choice([0, 16]),
         )
         inputs = make_inputs(case, "cuda")
-        assert_close(op(*inputs), inputs, False)
+        assert_close(forced(*inputs), inputs, False)
 
 
 @on_gpu
 def test_views_that_are_copied_or_read_element_by_element() -> None:
     m, n, k = 70, 136, 272
     inputs = make_inputs(GemmCase("views", m, n, k, bias=True, residual=True), "cuda")
-    expected = op(*inputs)
+    expected = forced(*inputs)
     bias = torch.full((3 * n,), torch.nan, device="cuda")[1::3]
     odd_bias = torch.full((n + 1,), torch.nan, device="cuda")[1:]
     odd_residual = torch.full((m, n + 3), torch.nan, device="cuda", dtype=torch.bfloat16)[:, 1 : n + 1]
     wide_b_scales = torch.full((2 * blocks(n), 3 * blocks(k)), torch.nan, device="cuda")[::2, ::3]
     for view, slot in ((bias, 4), (odd_bias, 4), (odd_residual, 5), (wide_b_scales, 3)):
-        assert_same_bits(op(*inputs[:slot], view.copy_(inputs[slot]), *inputs[slot + 1 :]), expected)
+        assert_same_bits(forced(*inputs[:slot], view.copy_(inputs[slot]), *inputs[slot + 1 :]), expected)
 
 
 @on_gpu
 def test_one_row_of_a_for_all() -> None:
     inputs = make_inputs(GemmCase("expanded", m=1), "cuda")
-    expected = op(*inputs).expand(70, -1)
+    expected = forced(*inputs).expand(70, -1)
     inputs[0], inputs[1] = inputs[0].expand(70, -1), inputs[1].expand(70, -1)
-    assert_same_bits(op(*inputs), expected)
+    assert_same_bits(forced(*inputs), expected)
 
 
 @on_gpu
 def test_offsets_past_2_31() -> None:
     n, k = 8, 144
     inputs = make_inputs(GemmCase("far", 4, n, k, residual=True), "cuda")
-    expected = op(*inputs)
+    expected = forced(*inputs)
     far = torch.empty(3 * 2**30 + 256, dtype=torch.uint8, device="cuda").view(FP8)
     a = far.as_strided((4, k), (2**30, 1))
-    assert_same_bits(op(a.copy_(inputs[0]), *inputs[1:]), expected)
+    assert_same_bits(forced(a.copy_(inputs[0]), *inputs[1:]), expected)
     residual = far.view(torch.bfloat16).as_strided((4, n), (2**29, 1))
-    assert_same_bits(op(*inputs[:5], residual.copy_(inputs[5]), *inputs[6:]), expected)
+    assert_same_bits(forced(*inputs[:5], residual.copy_(inputs[5]), *inputs[6:]), expected)
     b = far.as_strided((n, k), (3 * 2**30 // n // 16 * 16, 1))
-    assert_same_bits(op(*inputs[:2], b.copy_(inputs[2]), *inputs[3:]), expected)
+    assert_same_bits(forced(*inputs[:2], b.copy_(inputs[2]), *inputs[3:]), expected)
     del far, a, b, residual
     m, n, k = 2**17 + 8, 2**14 + 8, 16  # the output has more than 2^31 elements
     a, b = pool(m, k), pool(n, k)
     a_scales, b_scales = torch.rand(1, m, device="cuda").t(), torch.rand(blocks(n), 1, device="cuda")
-    out = op(a, a_scales, b, b_scales, None, None, False, torch.bfloat16)
-    last = op(a[-8:].clone(), a_scales[-8:], b, b_scales, None, None, False, torch.bfloat16)
+    out = forced(a, a_scales, b, b_scales, None, None, False, torch.bfloat16)
+    last = forced(a[-8:].clone(), a_scales[-8:], b, b_scales, None, None, False, torch.bfloat16)
     assert_same_bits(out[-8:], last)
 
 
@@ -480,7 +493,7 @@ def test_nan_bits_are_those_of_the_cpu(dtype: torch.dtype) -> None:
     inputs[1][1] = -torch.nan
     inputs[5][2] = -torch.nan
     bits = torch.int32 if dtype == FP32 else torch.int16
-    on_gpu = op(*(t.cuda() if isinstance(t, Tensor) else t for t in inputs)).cpu()
+    on_gpu = forced(*(t.cuda() if isinstance(t, Tensor) else t for t in inputs)).cpu()
     assert torch.equal(on_gpu[1:].view(bits), op(*inputs)[1:].view(bits))
 
 
@@ -518,3 +531,19 @@ def test_refuses_on_a_gpu() -> None:
         with pytest.raises(RuntimeError) as error:
             op(*replaced(GemmCase("refused", 3, 8, 144), "cuda", **changes))
         assert str(error.value) == f"fp8_gemm: {message}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+def test_public_function_refuses_gpu_tensors() -> None:
+    a, a_scales, b, b_scales = make_inputs(GemmCase("public"), "cuda")[:4]
+    with pytest.raises(RuntimeError) as error:
+        blockwise_fp8_gemm((a, a_scales), (b, b_scales), None, False)
+    assert str(error.value) == "fp8_gemm: a must be on cpu (this build has no CUDA code for the op), got cuda:0"
+
+
+def test_refuses_a_gpu_without_a_kernel() -> None:
+    if not torch.cuda.is_available() or not torch.ops.ltx_kernels.built_architectures() or has_sm90():
+        pytest.skip("needs a build with CUDA code and a GPU that is not of compute capability 9.0")
+    config = list(gemm_config(3, 8, 144, **H200))
+    with pytest.raises(RuntimeError, match=r"^fp8_gemm: needs sm_90, device 0 is sm_\d+$"):
+        op(*replaced(GemmCase("refused", 3, 8, 144), "cuda", config=config))

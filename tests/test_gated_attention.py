@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from reference import assert_quantized, assert_rounded_once
 from torch import Tensor
 
+from ltx_kernels._backends import serving
 from ltx_kernels.blockwise import gated_attention_triton
 
 OP = "gated_attention"
@@ -106,7 +107,7 @@ def test_any_shape_stride_and_value(
 def test_opcheck(quantize: bool, device: str) -> None:
     for shape, heads in [((2, 3, 200), 4), ((5, 128), 2), ((0, 64), 1)]:
         x, logits = torch.randn(shape, device=device), torch.randn(*shape[:-1], heads, device=device)
-        torch.library.opcheck(op, (x, logits, quantize))
+        torch.library.opcheck(serving(op, torch.device(device)), (x, logits, quantize))
 
 
 @pytest.mark.parametrize("quantize", [True, False])

@@ -29,6 +29,20 @@ KERNELS = [
     ("blockwise_cpp", "20fp8_gemm_sm90_kernel", r"\bQGMMA\.64x(64|128)x32\.F32\.E4M3\.E4M3\b"),
     ("blockwise_cpp", "20fp8_gemm_sm90_kernel", r"\bUTMALDG\.2D\b"),
     ("blockwise_cpp", "20fp8_gemm_sm90_kernel", r"\bUTMASTG\.2D\b"),
+    # Those that read in lanes: the instances for tensors of any alignment read value by value.
+    *(
+        ("blockwise_cpp", f"{kernel}I{dtype}", LOAD_16_BYTES)
+        for kernel in (
+            "15quantize_kernel",
+            "22gated_attention_kernel",
+            "23adanorm_quantize_kernel",
+            "14rms_fma_kernel",
+            "23quantize_weights_kernel",
+        )
+        for dtype in ("13__nv_bfloat16", "6__half", "f")
+    ),
+    ("blockwise_cpp", "14rms_fma_kernelI13__nv_bfloat16", STORE_16_BYTES),
+    ("blockwise_cpp", "17dequantize_kernelI13__nv_fp8_e4m3", STORE_16_BYTES),
 ]
 
 

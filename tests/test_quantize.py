@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from reference import E4M3_MAGNITUDES, assert_bits, assert_pair, assert_quantized, quantize_rows
 from torch import Tensor
 
+from ltx_kernels._backends import serving
 from ltx_kernels.blockwise import blockwise_dequantize, blockwise_quantize, functional, triton_ops
 
 OP = "quantize"
@@ -188,7 +189,7 @@ def test_any_bits(bits: list[int]) -> None:
 @pytest.mark.parametrize("gelu", [None, 1, 2])
 def test_opcheck(gelu: int | None, device: str) -> None:
     for shape in [(3, 200), (2, 4, 128), (0, 130)]:
-        torch.library.opcheck(op, (torch.randn(shape, device=device), gelu))
+        torch.library.opcheck(serving(op, torch.device(device)), (torch.randn(shape, device=device), gelu))
 
 
 def test_compiles(device: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reference import assert_bits, quantize_block
 from torch import Tensor
 
+from ltx_kernels._backends import serving
 from ltx_kernels.blockwise import fp6_blockwise_quantize_weights_torch, fp8_blockwise_quantize_weights_torch
 from ltx_kernels.blockwise.functional import (
     FP6_SCALE_MAX,
@@ -148,7 +149,7 @@ def test_any_shape_stride_and_value(out: int, size: int, gap: int, exponent: int
 
 def test_opcheck(device: str) -> None:
     for shape in [(200, 130), (3, 1), (0, 5)]:
-        torch.library.opcheck(op, (torch.randn(shape, device=device), 128, 448.0))
+        torch.library.opcheck(serving(op, torch.device(device)), (torch.randn(shape, device=device), 128, 448.0))
 
 
 def test_behaviour(device: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reference import assert_bits, assert_quantized, assert_rounded_once
 from torch import Tensor
 
+from ltx_kernels._backends import serving
 from ltx_kernels.blockwise import blockwise_dequantize, blockwise_quantize_rms_fma_triton
 from ltx_kernels.blockwise.functional import rms_fma_triton
 
@@ -284,11 +285,32 @@ def test_y_that_requires_grad(name: str, function: Callable[..., object]) -> Non
             value.float().sum().backward()
 
 
+@pytest.mark.parametrize("function", BOTH)
+def test_backward_of_an_op_that_saved_x_raises(function: Callable[..., object]) -> None:
+    x, factor = torch.ones(2, 8), torch.ones(2, 8, requires_grad=True)
+    product = factor * x
+    with torch.no_grad():
+        function(x, torch.ones(2, 8), torch.ones(8))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with torch.inference_mode():
+        function(torch.ones(2, 8), torch.ones(2, 8), torch.ones(8))  # has no version to count up
+
+
+@pytest.mark.parametrize("function", BOTH)
+def test_arguments_that_are_no_tensors(function: Callable[..., object]) -> None:
+    x = torch.ones(2, 8)
+    for wrong in ("x", 3, [x]):
+        for arguments in ((wrong, x, x), (x, wrong, x), (x, x, wrong)):
+            with pytest.raises(RuntimeError, match="Expected a value of type 'Tensor'"):
+                function(*arguments)
+
+
 def test_opcheck(device: str) -> None:
     for hidden in (200, 128):
         for overload in (op, bf16_op):
             x, y, z = torch.randn(2, 3, hidden), torch.randn(2, 3, hidden), torch.randn(2, 1, hidden)
-            torch.library.opcheck(overload, (x.to(device), y.to(device), z.to(device)))
+            torch.library.opcheck(serving(overload, torch.device(device)), (x.to(device), y.to(device), z.to(device)))
 
 
 @pytest.mark.parametrize("function", BOTH)

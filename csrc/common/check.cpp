@@ -49,6 +49,7 @@ std::string to_string(DType dtype) {
 std::string to_string(const Device& device) {
   if (device.kind == Device::Kind::kCpu) return "cpu";
   if (device.kind == Device::Kind::kCuda) return "cuda:" + std::to_string(device.index);
+  if (device.kind == Device::Kind::kNone) return "None";
   return "another device";
 }
 
@@ -78,7 +79,8 @@ std::string must(const char* op, const char* name, const std::string& rule, cons
 }  // namespace
 
 void check_device(const char* op, const char* name, const TensorView& view, const Device& device, const char* like) {
-  LTX_CHECK(device.kind != Device::Kind::kOther, must(op, like, "be on a CPU or a CUDA device", to_string(device)));
+  LTX_CHECK(device.kind == Device::Kind::kCpu || device.kind == Device::Kind::kCuda,
+            must(op, like, "be on a CPU or a CUDA device", to_string(device)));
   LTX_CHECK(view.device == device,
             must(op, name, "be on " + to_string(device) + " like " + like, to_string(view.device)));
 }

@@ -24,7 +24,7 @@ void check_device(const char* op, const char* name, const TensorView& view, cons
 // "must be bfloat16, float16 or float32, got int64"
 void check_dtype(const char* op, const char* name, const TensorView& view, std::initializer_list<DType> allowed);
 void check_float_dtype(const char* op, const char* name, const TensorView& view);
-// "must have 3 dimensions, got 2" / "must have 1 to 8 dimensions, got 0"
+// "must have 3 dimensions, got [2, 64]" / "must have 1 to 8 dimensions, got []"
 void check_rank(const char* op, const char* name, const TensorView& view, int rank);
 void check_rank_between(const char* op, const char* name, const TensorView& view, int low, int high = kMaxRank);
 // "must have shape [2, 64], got [3, 64]"

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "common/tensor.h"
 
@@ -70,6 +71,47 @@ Rows<kTensors> make_rows(const TensorView& shape, const std::array<const TensorV
     rows.append(shape.size(-dim), strides);
   }
   return rows;
+}
+
+// Rows of at most two dimensions and fewer than 2^32: what kernels walk that have no time for divisions.
+template <int kTensors>
+struct ShortRows {
+  uint32_t outer = 1;
+  uint32_t inner = 1;
+  std::array<int64_t, kTensors> outer_strides = {};
+  std::array<int64_t, kTensors> inner_strides = {};
+
+  constexpr int64_t offset(int tensor, uint32_t outer_idx, uint32_t inner_idx) const {
+    return outer_idx * outer_strides[tensor] + inner_idx * inner_strides[tensor];
+  }
+
+  struct Index {
+    uint32_t outer;
+    uint32_t inner;
+  };
+  constexpr Index index(uint32_t row) const {
+    const uint32_t outer_idx = row / inner;
+    return {.outer = outer_idx, .inner = row - outer_idx * inner};
+  }
+  // Of the row `next` rows after `index`, if next is at most inner: no further division.
+  constexpr int64_t offset(int tensor, const Index& index, uint32_t next) const {
+    const int64_t straight = offset(tensor, index.outer, index.inner + next);
+    return index.inner + next < inner ? straight : straight + outer_strides[tensor] - inner * inner_strides[tensor];
+  }
+};
+
+// Nothing if they are more, or of more dimensions.
+template <int kTensors>
+std::optional<ShortRows<kTensors>> short_rows(const Rows<kTensors>& rows) {
+  if (rows.rank > 2 || rows.count >> 32 != 0) return std::nullopt;
+  ShortRows<kTensors> short_rows;
+  if (rows.rank == 2) short_rows.outer = static_cast<uint32_t>(rows.sizes[0]);
+  if (rows.rank > 0) short_rows.inner = static_cast<uint32_t>(rows.sizes[rows.rank - 1]);
+  for (int tensor = 0; tensor < kTensors && rows.rank > 0; ++tensor) {
+    if (rows.rank == 2) short_rows.outer_strides[tensor] = rows.strides[tensor][0];
+    short_rows.inner_strides[tensor] = rows.strides[tensor][rows.rank - 1];
+  }
+  return short_rows;
 }
 
 }  // namespace ltx

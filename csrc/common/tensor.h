@@ -24,7 +24,7 @@ enum class DType : uint8_t {
 };
 
 struct Device {
-  enum class Kind : uint8_t { kCpu, kCuda, kOther };
+  enum class Kind : uint8_t { kCpu, kCuda, kOther, kNone };  // kNone: Python's None in a tensor's place
   Kind kind = Kind::kCpu;
   int index = 0;  // of a GPU
 
@@ -39,11 +39,9 @@ struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
   Device device;
-  int rank = 0;                                // may exceed kMaxRank: then check_tensor refuses the tensor
+  int rank = 0;                                // may exceed kMaxRank: the checks of a rank refuse such a tensor
   std::array<int64_t, kMaxRank> sizes = {};    // of the first `rank` dimensions
   std::array<int64_t, kMaxRank> strides = {};  // in elements
-
-  bool operator==(const TensorView&) const = default;
 
   // Negative dimensions count from the end.
   int64_t size(int dim) const { return sizes[dim < 0 ? dim + rank : dim]; }

@@ -9,6 +9,7 @@
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
 #include "common/rows.h"
+#include "ops/norm_row_cuda.h"
 
 // The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
 // says with a Layout which elements of a row are rotated together.
@@ -140,12 +141,6 @@ struct InterleavedLayout {
 template <class X>
 using RotatedOut = std::conditional_t<std::is_same_v<X, __half>, __half, __nv_bfloat16>;
 
-// 1 / sqrt(mean + eps), or NaN where the sum of squares is not finite.
-__device__ inline float reciprocal_rms(float sum, float hidden_inverse, float eps) {
-  const float rstd = rsqrtf(sum * hidden_inverse + eps);
-  return sum < __uint_as_float(kInfinityBits) ? rstd : __uint_as_float(kQuietNanBits);
-}
-
 // Ones where there are no weights. A choice of dtype at run time would hold the loads up: 8.7 against 8.0 us at 1024 x
 // 4096 on an H200.
 template <class Weight>
@@ -170,12 +165,17 @@ __device__ void store_rotated(void* out, bool out_fp8, int64_t offset, const flo
   }
 }
 
-// Threads of a block at the most, so that the registers of a multiprocessor hold what the threads hold.
+// Registers of a thread: what it needs to hold its packed values without spilling, and no more, so that many rows are
+// in flight. 48 and 64 are five and four blocks of 256 threads a multiprocessor.
 template <class X, class Table, class Weight, class Layout>
-constexpr int max_threads() {
+constexpr int registers() {
   constexpr int kPackedBytes = kUnit * static_cast<int>(sizeof(X) + sizeof(Weight)) +
                                2 * Layout::kTableVectors * Layout::kTableValues * static_cast<int>(sizeof(Table));
-  return kPackedBytes <= 96 ? 768 : 512;
+  return kPackedBytes <= 96 ? 48 : kPackedBytes <= 128 ? 64 : 128;
+}
+template <class X, class Table, class Weight, class Layout>
+constexpr int max_threads() {
+  return registers<X, Table, Weight, Layout>() <= 64 ? 1024 : 512;
 }
 
 // A block owns row (blockIdx.y, inner) of one tensor, a thread one unit of it. The thread issues all its loads at once,
@@ -236,7 +236,7 @@ __device__ void norm_rope_row(const NormRopeVectorArgs<kTasks>& args, const Norm
     float weights[kVector];
     unpack(packed_weights[vector], weights);
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) v[vector][i] *= rstd * weights[i];
+    for (int i = 0; i < kVector; ++i) v[vector][i] = v[vector][i] * rstd * weights[i];  // rstd * weights may overflow
   }
   Layout::rotate(v, cos, sin);
   const int64_t out_row = (static_cast<int64_t>(outer) * task.inner + inner) * args.hidden;
@@ -247,7 +247,7 @@ __device__ void norm_rope_row(const NormRopeVectorArgs<kTasks>& args, const Norm
 // kTasks is 1 or 2. Of two tasks the blocks alternate: q's and k's blocks of a row are scheduled together, so that what
 // the second reads of a table that both share comes from the L2 cache.
 template <class X, class Table, class Weight, class Layout, int kTasks>
-__global__ void __launch_bounds__(max_threads<X, Table, Weight, Layout>(), 1)
+__global__ void __maxnreg__((registers<X, Table, Weight, Layout>()))
     norm_rope_kernel(const __grid_constant__ NormRopeVectorArgs<kTasks> args) {
   __shared__ BlockSumShared<1> shared;
   wait_for_previous_kernel();
@@ -256,23 +256,6 @@ __global__ void __launch_bounds__(max_threads<X, Table, Weight, Layout>(), 1)
     norm_rope_row<X, Table, Weight, Layout>(args, args.tasks[0], blockIdx.x / kTasks, shared);
   } else {
     norm_rope_row<X, Table, Weight, Layout>(args, args.tasks[kTasks - 1], blockIdx.x / kTasks, shared);
-  }
-}
-
-__device__ inline float load_scalar(const void* from, DType dtype, int64_t offset) {
-  if (dtype == DType::kBFloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[offset]);
-  if (dtype == DType::kFloat16) return __half2float(static_cast<const __half*>(from)[offset]);
-  return static_cast<const float*>(from)[offset];
-}
-
-__device__ inline void store_scalar(void* to, DType dtype, int64_t offset, float value) {
-  if (dtype == DType::kFp8) {
-    static_cast<__nv_fp8_storage_t*>(to)[offset] =
-        __nv_cvt_float_to_fp8(finite_or_nan(value, value).x, __NV_SATFINITE, __NV_E4M3);
-  } else if (dtype == DType::kFloat16) {
-    static_cast<__half*>(to)[offset] = __float2half_rn(value);
-  } else {
-    static_cast<__nv_bfloat16*>(to)[offset] = __float2bfloat16_rn(value);
   }
 }
 
@@ -317,15 +300,6 @@ static __global__ void __launch_bounds__(512) norm_rope_scalar_kernel(const __gr
     store_scalar(task.out, task.out_dtype, row * args.hidden + first, y1);
     store_scalar(task.out, task.out_dtype, row * args.hidden + second, y2);
   }
-}
-
-// Whether `view` can be read in accesses of `bytes` at every multiple of that many bytes in a row.
-inline bool is_aligned(const TensorView& view, int64_t bytes) {
-  bool aligned = reinterpret_cast<uintptr_t>(view.data) % bytes == 0;
-  for (int dim = 0; dim < view.rank - 1; ++dim) {
-    aligned = aligned && (view.size(dim) <= 1 || view.stride(dim) * size_of(view.dtype) % bytes == 0);
-  }
-  return aligned;
 }
 
 // What a room hands over: one task, or those of q and k.

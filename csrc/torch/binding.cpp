@@ -82,12 +82,14 @@ TensorView view_without_data(AtenTensorHandle tensor) {
 }  // namespace
 
 TensorView view(const Tensor& tensor) {
+  if (!tensor.defined()) return {.device = {Device::Kind::kNone, 0}};
   TensorView view = view_without_data(tensor.get());
   view.data = const_cast<void*>(tensor.const_data_ptr());  // backends write through outputs alone
   return view;
 }
 
 TensorView mutable_view(const Tensor& tensor) {
+  if (!tensor.defined()) return view(tensor);
   TensorView view = view_without_data(tensor.get());
   view.data = tensor.mutable_data_ptr();
   return view;
@@ -148,6 +150,11 @@ Stream current_stream(int device) {
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(function(device, &stream));
   return static_cast<Stream>(stream);
+}
+
+void set_num_threads() {
+  uint32_t num_threads = 0;
+  TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&num_threads));  // sets it for this thread when it first asks
 }
 
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda) {

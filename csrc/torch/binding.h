@@ -53,15 +53,24 @@ Stream current_stream(int device);
 // `has_cuda`: this build has CUDA code for the op. Called after the op's own checks and before it allocates.
 void check_backend(const char* op, const char* name, const Device& device, bool has_cuda);
 
+// Gives OpenMP torch.set_num_threads's count in a thread in which torch has computed nothing yet.
+void set_num_threads();
+
 // Runs the backend of `device` with `params`: kCpu(params), or kCuda(params, stream) under a device guard. kCuda is
 // nullptr for an op without CUDA code, which check_backend has refused elsewhere than on a CPU.
+//
+// A quantizing op has a second form, <op>_outputs, whose binding stops short of this (kFills false): it checks the
+// arguments and allocates the results, on any device, for Triton's kernels to fill.
 template <auto kCpu, auto kCuda, class Params>
 void run(const Params& params, const Device& device) {
   if (device.kind == Device::Kind::kCpu) {
+    set_num_threads();
     kCpu(params);
   } else if constexpr (kBuiltCuda && !std::is_null_pointer_v<decltype(kCuda)>) {
     const DeviceGuard guard(device.index);
     kCuda(params, current_stream(device.index));
+  } else {
+    LTX_UNREACHABLE("no code for " + to_string(device));
   }
 }
 

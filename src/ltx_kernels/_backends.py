@@ -1,5 +1,8 @@
 """Which backend runs an op, and the one call that all public functions make."""
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,19 +18,23 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "rms_norm_split_rope_qk": ("cpu", "cuda"),
     "fp6_pack": ("cpu", "cuda"),
     "fp6_unpack": ("cpu", "cuda"),
-    "quantize": ("cpu",),
-    "quantize_weights": ("cpu",),
-    "dequantize": ("cpu",),
-    "dequantize_weights": ("cpu",),
-    "adanorm_quantize": ("cpu",),
-    "rms_fma_quantize": ("cpu",),
-    "rms_fma": ("cpu",),
-    "gated_attention": ("cpu",),
-    "fp8_gemm": ("cpu", "cuda"),
+    "quantize": ("cpu", "cuda", "triton"),
+    "quantize_weights": ("cpu", "cuda", "triton"),
+    "dequantize": ("cpu", "cuda", "triton"),
+    "dequantize_weights": ("cpu", "cuda", "triton"),
+    "adanorm_quantize": ("cpu", "cuda", "triton"),
+    "rms_fma_quantize": ("cpu", "cuda", "triton"),
+    "rms_fma": ("cpu", "cuda", "triton"),
+    "gated_attention": ("cpu", "cuda", "triton"),
+    "fp8_gemm": ("cpu",),
     "linear": ("cpu", "cuda", "dequantize"),
 }
 
 _forced: dict[str, str] = {}
+
+# Whether every GPU here is known to run this build's CUDA code: found out at the first call on one. Then a call that
+# nothing forces is a call of the torch op itself.
+_cuda_everywhere = False
 
 
 def set_backend(op: str, backend: str | None) -> None:
@@ -35,8 +42,10 @@ def set_backend(op: str, backend: str | None) -> None:
 
     Args:
         op: a torch op's name ("quantize", "rms_norm_rope_qk", ...) or "linear".
-        backend: "cuda", "triton", "cpu" or, for "linear" alone, "dequantize"; None for the default. A backend that
-            cannot take a call's tensors is an error at that call: no tensor is moved.
+        backend: "cuda", "triton", "cpu" or, for "linear" alone, "dequantize"; None for the default, which on a GPU is
+            CUDA where this build holds code for it, else Triton. "triton" takes CPU tensors only in its interpreter
+            (the environment variable TRITON_INTERPRET=1, set before the first such call). A backend that cannot take a
+            call's tensors is an error at that call: no tensor is moved.
 
     Raises:
         ValueError: an unknown op, or a backend that the op has no code for.
@@ -66,71 +75,109 @@ def get_backend(op: str, device: torch.device | str) -> str:
     if op not in BACKENDS:
         raise ValueError(f"get_backend: op must be one of {', '.join(BACKENDS)}, got {op!r}")
     device = torch.device(device)
-    forced = _forced.get(op)
-    if forced == "dequantize":
-        return forced
-    if forced is not None:
-        _check_forced(op, forced, device)
-    reason = lacks("fp8_gemm" if op == "linear" else op, device)
-    if not reason:
-        return device.type
-    if op == "linear" and forced is None:
-        return "dequantize"
-    raise RuntimeError(f"{op}: {reason}")
+    if op != "linear" or _forced.get(op) in ("cpu", "cuda"):
+        backend, reason = _backend(op, device)
+        if not backend:
+            raise RuntimeError(f"{op}: {reason}")
+        return backend
+    return "dequantize" if op in _forced or lacks("fp8_gemm", device) else device.type
 
 
-# A compiled graph keeps the answer as a constant: asking calls a torch op that returns text.
-@torch.compiler.assume_constant_result
 def lacks(op: str, device: torch.device) -> str:
-    """Why a torch op cannot run on a device, or an empty string."""
-    if device.type in ("cpu", "meta"):
-        return ""
-    if device.type != "cuda" or "cuda" not in BACKENDS[op]:
-        return f"has no code for {device.type} tensors"
-    reason = cuda_device_lacks(device)
-    if not reason and op == "fp8_gemm":
-        reason = torch.ops.ltx_kernels.fp8_gemm_device_lacks(_index(device))
-    return reason
+    """Why an op cannot run on a device, or an empty string."""
+    return _backend(op, device)[1]
 
 
-def cuda_device_lacks(device: torch.device) -> str:
-    """Why this build's CUDA code cannot run on a device, or an empty string."""
-    return torch.ops.ltx_kernels.cuda_device_lacks(_index(device))
+# A compiled graph keeps the answer as a constant: finding it calls a torch op that returns text.
+@torch.compiler.assume_constant_result
+def backend_lacks(backend: str, device: torch.device) -> str:
+    """Why a backend's code cannot run on a device, or an empty string."""
+    return _look_up(backend, device)
 
 
-def _index(device: torch.device) -> int:
-    return device.index if device.index is not None else torch.cuda.current_device()
+def route(op: OpOverload) -> Callable[..., Any]:
+    """:func:`call` of a torch op, or the op itself where that will do: it spares the host from handing on arguments."""
+    if torch.is_grad_enabled() or _forced or not _cuda_everywhere:
+        return functools.partial(call, op)
+    return op
 
 
 def call(op: OpOverload, *args: Any) -> Any:
     """Run a torch op: forward only, on the backend that is forced or else on that of its first tensor's device."""
     if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
         return _ForwardOnly.apply(op, *args)
-    if _forced:
-        name = op_name(op)
-        if name in _forced:
-            _check_forced(name, _forced[name], args[0].device)
+    if isinstance(args[0], torch.Tensor) and (_forced or (args[0].is_cuda and not _cuda_everywhere)):
+        op = serving(op, args[0].device)
     return op(*args)
 
 
 def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
     """:func:`call` of an op that writes to its first argument, which therefore must not require grad."""
     if torch.is_grad_enabled():
-        if x.requires_grad:
+        if isinstance(x, torch.Tensor) and x.requires_grad:
             raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
-        if any(arg.requires_grad for arg in args):
+        if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
             _, *results = _ForwardOnlyInPlace.apply(op, x, *args)
             return results[0] if len(results) == 1 else tuple(results)
-    return call(op, x, *args)
+    out = call(op, x, *args)
+    # For a backward of other ops that saved x: it must raise, not compute with the new values. A compiler sees to it.
+    if not torch.compiler.is_compiling() and not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+    return out
 
 
 def op_name(op: OpOverload) -> str:
-    return op.name().removeprefix("ltx_kernels::")
+    return op._opname
 
 
-def _check_forced(op: str, backend: str, device: torch.device) -> None:
-    if backend != device.type:
-        raise RuntimeError(f"{op}: tensors must be on {backend} (set_backend), got {device}")
+def serving(op: OpOverload, device: torch.device) -> OpOverload:
+    """The torch op that runs a call of op with tensors on a device: op itself, or its form in Triton."""
+    global _cuda_everywhere
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        _cuda_everywhere = not any(_look_up("cuda", torch.device("cuda", i)) for i in range(torch.cuda.device_count()))
+    name = op_name(op)
+    backend, reason = _backend(name, device)
+    if name in _forced and not backend:
+        raise RuntimeError(f"{name}: {reason}")
+    return getattr(torch.ops.ltx_kernels, f"{name}_triton").default if backend == "triton" else op
+
+
+def _backend(op: str, device: torch.device) -> tuple[str, str]:
+    """What runs an op on a device, or an empty string and the reason."""
+    forced = _forced.get(op)
+    if forced in ("cpu", "cuda") and device.type not in (forced, "meta"):
+        return "", f"tensors must be on {forced} (set_backend), got {device}"
+    if device.type in ("cpu", "meta") and forced != "triton":
+        return device.type, ""
+    candidates = [forced] if forced else [b for b in ("cuda", "triton") if device.type == "cuda" and b in BACKENDS[op]]
+    reasons = []
+    for backend in candidates:
+        reason = backend_lacks(backend, device)
+        if not reason:
+            return backend, ""
+        reasons.append(reason)
+    return "", "; ".join(reasons) or f"has no code for {device.type} tensors"
+
+
+@functools.cache
+def _look_up(backend: str, device: torch.device) -> str:
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "no GPU: torch.cuda.is_available() is False"
+    if backend == "cuda":
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return torch.ops.ltx_kernels.cuda_device_lacks(index)
+    if backend != "triton":
+        return ""
+    try:
+        importlib.import_module("ltx_kernels.blockwise.triton")
+    except ImportError as error:
+        return f"triton cannot be imported ({error})"
+    interpreted = importlib.import_module("triton").knobs.runtime.interpret
+    if interpreted != (device.type == "cpu"):
+        return f"triton takes cpu tensors in its interpreter (TRITON_INTERPRET=1) and only there, got {device}"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"triton needs sm_80 or newer, {device} is older"
+    return ""
 
 
 class _ForwardOnly(torch.autograd.Function):

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from ltx_kernels._fakes import register_fake
+
 BLOCK_SIZE = 128
 
 
@@ -20,46 +22,46 @@ def _quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), scales
 
 
-@torch.library.register_fake("ltx_kernels::quantize")
+@register_fake("ltx_kernels::quantize")
 def _quantize(x: Tensor, gelu: int | None) -> tuple[Tensor, Tensor]:
     return _quantized(x)
 
 
-@torch.library.register_fake("ltx_kernels::quantize_weights")
+@register_fake("ltx_kernels::quantize_weights")
 def _quantize_weights(w: Tensor, block_size: int, scale_max: float) -> tuple[Tensor, Tensor]:
     scales = w.new_empty((_blocks(w.shape[0]), _blocks(w.shape[1])), dtype=torch.float32)
     return w.new_empty(w.shape, dtype=torch.float8_e4m3fn), scales
 
 
-@torch.library.register_fake("ltx_kernels::dequantize")
-@torch.library.register_fake("ltx_kernels::dequantize_weights")
+@register_fake("ltx_kernels::dequantize")
+@register_fake("ltx_kernels::dequantize_weights")
 def _dequantize(q: Tensor, scales: Tensor) -> Tensor:
     return q.new_empty(q.shape, dtype=torch.bfloat16)
 
 
-@torch.library.register_fake("ltx_kernels::adanorm_quantize")
+@register_fake("ltx_kernels::adanorm_quantize")
 def _adanorm_quantize(x: Tensor, w: Tensor | None, norm_scale: Tensor, norm_shift: Tensor) -> tuple[Tensor, Tensor]:
     return _quantized(x)
 
 
-@torch.library.register_fake("ltx_kernels::rms_fma_quantize")
+@register_fake("ltx_kernels::rms_fma_quantize")
 def _rms_fma_quantize(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     return _quantized(x)
 
 
-@torch.library.register_fake("ltx_kernels::rms_fma")
+@register_fake("ltx_kernels::rms_fma")
 def _rms_fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.bfloat16)
 
 
-@torch.library.register_fake("ltx_kernels::gated_attention")
+@register_fake("ltx_kernels::gated_attention")
 def _gated_attention(x: Tensor, gate_logits: Tensor, quantize: bool) -> tuple[Tensor, Tensor]:
     if quantize:
         return _quantized(x)
     return x.new_empty(x.shape, dtype=torch.bfloat16), x.new_empty((0,), dtype=torch.float32)
 
 
-@torch.library.register_fake("ltx_kernels::fp8_gemm")
+@register_fake("ltx_kernels::fp8_gemm")
 def _fp8_gemm(
     a: Tensor,
     a_scales: Tensor,

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ltx_kernels._fakes import register_fake
+
 
 def _rotated(x: Tensor, out_fp8: bool) -> Tensor:
     dtype = torch.float16 if x.dtype == torch.float16 else torch.bfloat16
@@ -30,16 +32,16 @@ def _norm_rope_qk(
     return _rotated(q, out_fp8), _rotated(k, out_fp8)
 
 
-@torch.library.register_fake("ltx_kernels::fp6_pack")
+@register_fake("ltx_kernels::fp6_pack")
 def _fp6_pack(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1] // 4 * 3), dtype=torch.uint8)
 
 
-@torch.library.register_fake("ltx_kernels::fp6_unpack")
+@register_fake("ltx_kernels::fp6_unpack")
 def _fp6_unpack(x: Tensor, original_n: int) -> Tensor:
     return x.new_empty((x.shape[0], original_n))
 
 
 for _op in ("rms_norm_rope", "rms_norm_split_rope"):
-    torch.library.register_fake(f"ltx_kernels::{_op}", _norm_rope)
-    torch.library.register_fake(f"ltx_kernels::{_op}_qk", _norm_rope_qk)
+    register_fake(f"ltx_kernels::{_op}", _norm_rope)
+    register_fake(f"ltx_kernels::{_op}_qk", _norm_rope_qk)

@@ -70,6 +70,7 @@ CASES = [
 # Of the ops with further tensors.
 MODULATED_CASES = [
     *CASES,
+    Case("hidden 20000, beyond what Triton holds of a row", tokens=2, hidden=20_000),
     Case("a modulation for each token", other_tokens=0),
     Case("others are chunks", other_layout="chunk"),
     Case("others are chunks, a modulation for each token", other_layout="chunk", other_tokens=0),

@@ -33,5 +33,7 @@ void dequantize_check(const DequantizeParams& params);
 void dequantize_weights_check(const DequantizeWeightsParams& params);
 void dequantize_cpu(const DequantizeParams& params);
 void dequantize_weights_cpu(const DequantizeWeightsParams& params);
+void dequantize_cuda(const DequantizeParams& params, Stream stream);
+void dequantize_weights_cuda(const DequantizeWeightsParams& params, Stream stream);
 
 }  // namespace ltx

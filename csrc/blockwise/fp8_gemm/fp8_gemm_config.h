@@ -43,7 +43,8 @@ constexpr int fp8_gemm_sm90_shared_bytes(const Fp8GemmConfig& config) {
 }
 
 // What can be chosen, with the cost of one k block of a tile and what a tile costs beside. Unit: a clock cycle of an
-// H200 running the main loop alone, plus some percent for small tiles, which draw more power per product.
+// H200 running the main loop alone, plus some percent for small tiles, which draw more power per product. All figures
+// are of the kernel's prototype.
 struct Fp8GemmCandidate {
   Fp8GemmConfig config;
   int block_cost;

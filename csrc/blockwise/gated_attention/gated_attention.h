@@ -29,5 +29,6 @@ struct GatedAttentionParams {
 
 void gated_attention_check(const GatedAttentionParams& params);
 void gated_attention_cpu(const GatedAttentionParams& params);
+void gated_attention_cuda(const GatedAttentionParams& params, Stream stream);
 
 }  // namespace ltx

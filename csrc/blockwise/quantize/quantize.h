@@ -29,5 +29,6 @@ struct QuantizeParams {
 
 void quantize_check(const QuantizeParams& params);
 void quantize_cpu(const QuantizeParams& params);
+void quantize_cuda(const QuantizeParams& params, Stream stream);
 
 }  // namespace ltx

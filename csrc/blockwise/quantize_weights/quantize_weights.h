@@ -24,5 +24,6 @@ struct QuantizeWeightsParams {
 
 void quantize_weights_check(const QuantizeWeightsParams& params);
 void quantize_weights_cpu(const QuantizeWeightsParams& params);
+void quantize_weights_cuda(const QuantizeWeightsParams& params, Stream stream);
 
 }  // namespace ltx

@@ -43,5 +43,7 @@ void rms_fma_check(const RmsFmaParams& params);
 void rms_fma_quantize_check(const RmsFmaQuantizeParams& params);
 void rms_fma_cpu(const RmsFmaParams& params);
 void rms_fma_quantize_cpu(const RmsFmaQuantizeParams& params);
+void rms_fma_cuda(const RmsFmaParams& params, Stream stream);
+void rms_fma_quantize_cuda(const RmsFmaQuantizeParams& params, Stream stream);
 
 }  // namespace ltx

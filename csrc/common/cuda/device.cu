@@ -37,7 +37,6 @@ void look_up(int device, DeviceInfo& info) {
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&info.num_sms, cudaDevAttrMultiProcessorCount, device);
-  info.capability = major * 10 + minor;
 
   int current = 0;
   if (status == cudaSuccess) status = cudaGetDevice(&current);
@@ -48,8 +47,10 @@ void look_up(int device, DeviceInfo& info) {
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
       cudaGetLastError();  // it is told below and must not be found by a later launch
       status = cudaSuccess;
-      info.lacking =
-          "device " + std::to_string(device) + " is " + sm_name(info.capability) + ", built for " + kBuiltArchitectures;
+      info.lacking = "device " + std::to_string(device) + " is " + sm_name(major * 10 + minor) + ", built for " +
+                     kBuiltArchitectures;
+    } else if (status == cudaSuccess) {
+      info.capability = attributes.ptxVersion;
     }
     const cudaError_t restored = cudaSetDevice(current);
     if (status == cudaSuccess) status = restored;

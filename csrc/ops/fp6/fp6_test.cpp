@@ -4,23 +4,13 @@
 
 #include <array>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "common/fp6.h"
+#include "common/message_of.h"
 #include "ops/fp6/fp6_words.h"
 
 namespace ltx {
 namespace {
-
-std::string message_of(const auto& function) {
-  try {
-    function();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Fp6Pack, PacksFourValuesIntoThreeBytes) {
   // 2^-9; -2^-8; -0; NaN, which saturates. Codes 000001 100010 100000 011111.

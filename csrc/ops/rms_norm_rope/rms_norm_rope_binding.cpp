@@ -2,15 +2,11 @@
 
 #include <tuple>
 
+#include "ops/norm_row.h"
 #include "torch/binding.h"
 
 namespace ltx {
 namespace {
-
-DType output_dtype(const TensorView& x, bool out_fp8) {
-  if (out_fp8) return DType::kFp8;
-  return x.dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-}
 
 Tensor rms_norm_rope(const Tensor& x, const Tensor& cos_freqs, const Tensor& sin_freqs,
                      const std::optional<Tensor>& weights, bool out_fp8, double eps) {
@@ -22,7 +18,7 @@ Tensor rms_norm_rope(const Tensor& x, const Tensor& cos_freqs, const Tensor& sin
                            .out = {}};
   rms_norm_rope_check(params);
   check_backend("rms_norm_rope", "x", params.x.device, kBuiltCuda);
-  Tensor out = empty_like(params.x, output_dtype(params.x, out_fp8));
+  Tensor out = empty_like(params.x, rotated_dtype(params.x.dtype, out_fp8));
   params.out = mutable_view(out);
   run<rms_norm_rope_cpu, rms_norm_rope_cuda>(params, params.x.device);
   return out;
@@ -33,6 +29,8 @@ std::tuple<Tensor, Tensor> rms_norm_rope_qk(const Tensor& q, const Tensor& k, co
                                             const std::optional<Tensor>& k_weights, bool out_fp8,
                                             const std::optional<Tensor>& k_cos_freqs,
                                             const std::optional<Tensor>& k_sin_freqs, double eps) {
+  LTX_CHECK(k_cos_freqs.has_value() == k_sin_freqs.has_value(),
+            "rms_norm_rope_qk: k_cos_freqs and k_sin_freqs must come together, got one of them");
   const TensorView cos = view(cos_freqs);
   const TensorView sin = view(sin_freqs);
   RmsNormRopeQkParams params{
@@ -45,8 +43,8 @@ std::tuple<Tensor, Tensor> rms_norm_rope_qk(const Tensor& q, const Tensor& k, co
             .out = {}}};
   rms_norm_rope_qk_check(params);
   check_backend("rms_norm_rope_qk", "q", params.q.x.device, kBuiltCuda);
-  Tensor q_out = empty_like(params.q.x, output_dtype(params.q.x, out_fp8));
-  Tensor k_out = empty_like(params.k.x, output_dtype(params.k.x, out_fp8));
+  Tensor q_out = empty_like(params.q.x, rotated_dtype(params.q.x.dtype, out_fp8));
+  Tensor k_out = empty_like(params.k.x, rotated_dtype(params.k.x.dtype, out_fp8));
   params.q.out = mutable_view(q_out);
   params.k.out = mutable_view(k_out);
   run<rms_norm_rope_qk_cpu, rms_norm_rope_qk_cuda>(params, params.q.x.device);

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ltx_kernels._backends import call, call_in_place
+from ltx_kernels._backends import call_in_place, route
 
 FP8_SCALE_MAX = 448.0
 FP6_SCALE_MAX = 0.1172
@@ -42,7 +42,7 @@ def rms_norm_rope(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.rms_norm_rope.default, x, cos_freqs, sin_freqs, weights, out_fp8, eps)
+    return route(_ops.rms_norm_rope.default)(x, cos_freqs, sin_freqs, weights, out_fp8, eps)
 
 
 def rms_norm_split_rope(
@@ -75,7 +75,7 @@ def rms_norm_split_rope(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.rms_norm_split_rope.default, x, cos_freqs, sin_freqs, weights, out_fp8, eps)
+    return route(_ops.rms_norm_split_rope.default)(x, cos_freqs, sin_freqs, weights, out_fp8, eps)
 
 
 def rms_norm_rope_qk(
@@ -98,7 +98,7 @@ def rms_norm_rope_qk(
         cos_freqs, sin_freqs: q's tables, and k's where it has none of its own.
         q_weights, k_weights: as weights there.
         out_fp8, eps: as there.
-        k_cos_freqs, k_sin_freqs: k's own tables.
+        k_cos_freqs, k_sin_freqs: k's own tables, both or none.
 
     Returns:
         (q, k), each as there.
@@ -106,9 +106,8 @@ def rms_norm_rope_qk(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(
-        _ops.rms_norm_rope_qk.default,
-        *(q, k, cos_freqs, sin_freqs, q_weights, k_weights, out_fp8, k_cos_freqs, k_sin_freqs, eps),
+    return route(_ops.rms_norm_rope_qk.default)(
+        q, k, cos_freqs, sin_freqs, q_weights, k_weights, out_fp8, k_cos_freqs, k_sin_freqs, eps
     )
 
 
@@ -132,7 +131,7 @@ def rms_norm_split_rope_qk(
         cos_freqs, sin_freqs: q's tables, and k's where it has none of its own.
         q_weights, k_weights: as weights there.
         out_fp8, eps: as there.
-        k_cos_freqs, k_sin_freqs: k's own tables.
+        k_cos_freqs, k_sin_freqs: k's own tables, both or none.
 
     Returns:
         (q, k), each as there.
@@ -140,9 +139,8 @@ def rms_norm_split_rope_qk(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(
-        _ops.rms_norm_split_rope_qk.default,
-        *(q, k, cos_freqs, sin_freqs, q_weights, k_weights, out_fp8, k_cos_freqs, k_sin_freqs, eps),
+    return route(_ops.rms_norm_split_rope_qk.default)(
+        q, k, cos_freqs, sin_freqs, q_weights, k_weights, out_fp8, k_cos_freqs, k_sin_freqs, eps
     )
 
 
@@ -161,7 +159,7 @@ def fp6_pack_tensor(x: Tensor) -> Tensor:
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.fp6_pack.default, x)
+    return route(_ops.fp6_pack.default)(x)
 
 
 def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
@@ -177,7 +175,7 @@ def fp6_unpack_tensor(x: Tensor, original_n: int) -> Tensor:
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.fp6_unpack.default, x, original_n)
+    return route(_ops.fp6_unpack.default)(x, original_n)
 
 
 def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, Tensor]:
@@ -201,7 +199,7 @@ def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, T
     """
     if gelu not in _GELU_FORMS:
         raise RuntimeError(f"quantize: gelu must be None, 'tanh' or 'sigmoid', got {gelu!r}")
-    return call(_ops.quantize.default, x, _GELU_FORMS[gelu])
+    return route(_ops.quantize.default)(x, _GELU_FORMS[gelu])
 
 
 def blockwise_quantize_triton(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,7 +230,7 @@ def blockwise_dequantize(pair: tuple[Tensor, Tensor]) -> Tensor:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
     q, scales = pair
-    return call(_ops.dequantize.default, q, scales)
+    return route(_ops.dequantize.default)(q, scales)
 
 
 def blockwise_dequantize_triton(q: Tensor, scales: Tensor) -> Tensor:
@@ -253,7 +251,7 @@ def blockwise_dequantize_weights(q: Tensor, scales: Tensor) -> Tensor:
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.dequantize_weights.default, q, scales)
+    return route(_ops.dequantize_weights.default)(q, scales)
 
 
 def blockwise_quantize_weights(
@@ -276,7 +274,7 @@ def blockwise_quantize_weights(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    return call(_ops.quantize_weights.default, w, block_size, scale_max)
+    return route(_ops.quantize_weights.default)(w, block_size, scale_max)
 
 
 def fp8_blockwise_quantize_weights_torch(w: Tensor, block_size: int = 128) -> tuple[Tensor, Tensor]:
@@ -322,7 +320,7 @@ def blockwise_quantize_adanorm_triton(
         raise RuntimeError(f"adanorm_quantize: out_dtype must be torch.float8_e4m3fn, got {out_dtype}")
     if hd_scale is not None and hd_scale != 1.0:
         raise RuntimeError(f"adanorm_quantize: hd_scale must be None or 1.0, got {hd_scale}")
-    return call(_ops.adanorm_quantize.default, x, w, norm_scale, norm_shift)
+    return route(_ops.adanorm_quantize.default)(x, w, norm_scale, norm_shift)
 
 
 def blockwise_quantize_rms_fma_triton(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -379,5 +377,5 @@ def gated_attention_triton(x: Tensor, gate_logits: Tensor, quantize: bool = True
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    out, scales = call(_ops.gated_attention.default, x, gate_logits, quantize)
+    out, scales = route(_ops.gated_attention.default)(x, gate_logits, quantize)
     return out, scales if quantize else None

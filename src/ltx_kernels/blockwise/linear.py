@@ -91,6 +91,8 @@ def gemm_config(
 ) -> GemmConfig:
     """How the GPU kernel of :func:`blockwise_fp8_gemm` cuts a product into tiles: a pure function of its arguments.
 
+    That function does not run the kernel yet: it refuses GPU tensors. Only the kernel's tests do, with a configuration.
+
     Args:
         m, n, k: sizes of the product.
         num_sms: multiprocessors of the device; None: of the current one.
@@ -218,6 +220,8 @@ class _BlockwiseLinear(nn.Module):
         return out.view(*q.shape[:-1], self.out_features)
 
     def _forward_dequantized(self, x: Tensor) -> Tensor:
+        if x.dtype not in _FLOATS:
+            raise RuntimeError(f"linear: x must be bfloat16, float16 or float32, got {x.dtype}")
         out = x.new_empty((*x.shape[:-1], self.out_features))
         for rows in self._tiles():
             bias = None if self.bias is None else self.bias[rows].to(x.dtype)
@@ -453,7 +457,8 @@ def _check_quantizable(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear
         raise ValueError(f"quantize_model: {name}: {error}; exclude it by filter") from None
     if linear.weight.dtype not in _FLOATS:
         raise ValueError(
-            f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; exclude it by filter"
+            f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; "
+            "exclude it by filter"
         )
     get_backend("quantize_weights", linear.weight.device)
 

@@ -1,4 +1,4 @@
-"""The quantizing ops under the names that their callers know from Triton. They are functional's own, no Triton code."""
+"""The quantizing ops under the names that their callers know from Triton: functional's own, on any backend."""
 
 from ltx_kernels.blockwise.functional import (
     blockwise_dequantize_triton,
