@@ -229,8 +229,9 @@ def test_x_of_a_dtype_that_is_refused(backend: str | None) -> None:
 def test_a_device_without_the_product_dequantizes_and_warns_once(
     cls: type[Layer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_backends, "lacks", lambda op, device: "device 0 is sm_80" if op == "fp8_gemm" else "")
-    monkeypatch.setattr(linear, "lacks", _backends.lacks)
+    monkeypatch.setattr(
+        _backends, "_backend", lambda op, device: ("", "device 0 is sm_80") if op == "fp8_gemm" else ("cpu", "")
+    )
     linear._warn_that_layers_dequantize.cache_clear()
     layer = make_layer(cls)
     x = torch.randn(2, 272)
