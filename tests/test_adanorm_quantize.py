@@ -145,7 +145,7 @@ def test_opcheck(device: str) -> None:
             )
 
 
-def test_behaviour(device: str) -> None:
+def test_behaviour_and_graphs(device: str) -> None:
     def inputs(batch: int, tokens: int, hidden: int) -> list[Tensor]:
         shapes = [(batch, tokens, hidden), (hidden,), (batch, 1, hidden), (batch, tokens, hidden)]
         return [torch.randn(shape, device=device) for shape in shapes]

@@ -185,7 +185,7 @@ def test_opcheck(device: str) -> None:
     torch.library.opcheck(serving(weights_op, torch.device(device)), pair, test_utils=utilities)
 
 
-def test_behaviour(device: str) -> None:
+def test_behaviour_and_graphs(device: str) -> None:
     pair = blockwise_quantize(torch.randn(2, 5, 200, device=device))
     weights_pair = fp8_blockwise_quantize_weights_torch(torch.randn(200, 130, device=device))
     for function, inputs, name in [

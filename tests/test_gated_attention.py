@@ -111,7 +111,7 @@ def test_opcheck(quantize: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("quantize", [True, False])
-def test_behaviour(quantize: bool, device: str) -> None:
+def test_behaviour_and_graphs(quantize: bool, device: str) -> None:
     def inputs(batch: int, tokens: int, hidden: int) -> list[Tensor | bool]:
         tensors = [torch.randn(batch, tokens, size, device=device) for size in (hidden, 4)]
         return [*tensors, quantize]

@@ -599,6 +599,16 @@ def test_quantize_model_checks_all_layers_first() -> None:
         quantize_model(model, 4)
 
 
+def test_quantize_model_refuses_a_layer_with_a_hook() -> None:
+    model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 8))
+    handle = model[1].register_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.raises(ValueError, match="^quantize_model: 1 must have no hooks, which a new layer would lose; "):
+        quantize_model(model, progress=False)
+    assert type(model[0]) is nn.Linear
+    handle.remove()
+    assert type(quantize_model(model, progress=False)[1]) is BlockwiseFP8Linear
+
+
 def test_quantize_model_holds_one_layer_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
     originals = [weakref.ref(layer.weight) for layer in model]

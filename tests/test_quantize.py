@@ -200,7 +200,7 @@ def test_compiles(device: str) -> None:
     assert_compiles(lambda x: blockwise_quantize(x, gelu="sigmoid"), [transposed])
 
 
-def test_behaviour(device: str) -> None:
+def test_behaviour_and_graphs(device: str) -> None:
     inputs = [torch.randn(33, 200, device=device)]
     assert_inputs_untouched(blockwise_quantize, inputs)
     assert_repeatable(lambda x: blockwise_quantize(x, gelu="tanh"), inputs)

@@ -152,7 +152,7 @@ def test_opcheck(device: str) -> None:
         torch.library.opcheck(serving(op, torch.device(device)), (torch.randn(shape, device=device), 128, 448.0))
 
 
-def test_behaviour(device: str) -> None:
+def test_behaviour_and_graphs(device: str) -> None:
     inputs = [torch.randn(200, 130, device=device)]
     assert_inputs_untouched(blockwise_quantize_weights, inputs)
     assert_repeatable(blockwise_quantize_weights, inputs)

@@ -314,7 +314,7 @@ def test_opcheck(device: str) -> None:
 
 
 @pytest.mark.parametrize("function", BOTH)
-def test_behaviour(function: Callable[..., object], device: str) -> None:
+def test_behaviour_and_graphs(function: Callable[..., object], device: str) -> None:
     def inputs(batch: int, tokens: int, hidden: int) -> list[Tensor]:
         shapes = [(batch, tokens, hidden), (batch, tokens, hidden), (batch, 1, hidden)]
         return [torch.randn(shape, device=device) for shape in shapes]

@@ -14,10 +14,10 @@
 // not written to. norm_scale and norm_shift broadcast to x's leading sizes, each by itself: [batch, 1, hidden] or
 // [batch, tokens, hidden], say. No w: ones. Any sizes (0 too).
 // Arithmetic is fp32; the CPU backend computes in the order written, fuses no multiply-add, sums squares in double and
-// rounds that sum to fp32. Others agree with a float64 v, where m is the larger of the last sum's two |addends|: q * scale
-// within half a unit in the last place of q plus 2^-18 m, scales within 2^-18 of the block's largest m / 448. A zero
-// row is norm_shift, quantized. A row whose sum of squares, rounded to fp32, is not finite is NaN: all its blocks are
-// poisoned. A NaN or Inf of w, norm_scale or norm_shift poisons its own block. Deterministic. Formula: Zhang and
+// rounds that sum to fp32. Others agree with a float64 v, where m is the larger of the last sum's two |addends|: q *
+// scale within half a unit in the last place of q plus 2^-18 m, scales within 2^-18 of the block's largest m / 448. A
+// zero row is norm_shift, quantized. A row whose sum of squares, rounded to fp32, is not finite is NaN: all its blocks
+// are poisoned. A NaN or Inf of w, norm_scale or norm_shift poisons its own block. Deterministic. Formula: Zhang and
 // Sennrich, RMSNorm (arXiv 1910.07467); Peebles and Xie, adaptive norm (arXiv 2212.09748).
 namespace ltx {
 

@@ -410,7 +410,7 @@ def quantize_model(
         The model; if it is a Linear layer itself, the new layer.
 
     Raises:
-        ValueError: bits is another number, or a layer has a size or dtype that cannot be quantized.
+        ValueError: bits is another number, or a layer has a size or dtype that cannot be quantized, or hooks.
         RuntimeError: a layer is on a device that has no code for quantizing.
     """
     if bits not in (8, 6):
@@ -459,6 +459,10 @@ def _check_quantizable(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear
         raise ValueError(
             f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; "
             "exclude it by filter"
+        )
+    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
+        raise ValueError(
+            f"quantize_model: {name} must have no hooks, which a new layer would lose; exclude it by filter"
         )
     get_backend("quantize_weights", linear.weight.device)
 
