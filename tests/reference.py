@@ -1,4 +1,4 @@
-"""What all tests compare with: float64 compositions in torch, and the error bound of INTERFACE.md 3."""
+"""What all tests compare with: float64 compositions in torch, and the error bound of docs/numerics.md."""
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def nearest_e4m3(values: Tensor) -> Tensor:
 
 
 def quantize_block(blocks: Tensor, scale_max: float = 448.0) -> tuple[Tensor, Tensor]:
-    """Bytes and scales of blocks (the last dimension), by INTERFACE.md 3. Tensors divide tensors: that is IEEE."""
+    """Bytes and scales of blocks (the last dimension), by docs/numerics.md. Tensors divide tensors: that is IEEE."""
     blocks = blocks.cpu().float()
     amax = blocks.abs().amax(-1) if blocks.shape[-1] else blocks.new_zeros(blocks.shape[:-1])
     poisoned = ~amax.isfinite()
@@ -101,7 +101,7 @@ def assert_pair(pair: tuple[Tensor, Tensor], shape: torch.Size) -> None:
 
 
 def assert_quantized(pair: tuple[Tensor, Tensor], exact: Tensor, magnitude: Tensor) -> None:
-    """(q, scales) are those of exact (float64), up to 2^-18 of `magnitude`: INTERFACE.md 3."""
+    """(q, scales) are those of exact (float64), up to 2^-18 of `magnitude`: docs/numerics.md."""
     assert_pair(pair, exact.shape)
     exact, magnitude = (t.cpu().double().reshape(len(pair[1]), exact.shape[-1]) for t in (exact, magnitude))
     q = pair[0].cpu().float().double().reshape(exact.shape)

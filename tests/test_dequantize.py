@@ -69,7 +69,7 @@ def test_ties_of_bf16(device: str) -> None:
 
 
 def test_product_is_rounded_to_fp32_first(device: str) -> None:
-    """1.125 * (1 + 2^-8 + 2^-23 * k): some products are rounded twice, which INTERFACE.md asks for."""
+    """1.125 * (1 + 2^-8 + 2^-23 * k): some products are rounded twice, to fp32 and then to bf16."""
     scales = (1 + 2.0**-8 + torch.arange(-64, 64)[:, None] * 2.0**-23) / 9 * 8
     q = torch.full((128, 1), 0x39, dtype=torch.uint8).view(FP8)
     assert_bits(blockwise_dequantize((q.to(device), scales.to(device))), expected_rows(q, scales))
