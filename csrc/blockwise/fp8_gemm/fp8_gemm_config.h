@@ -81,14 +81,14 @@ constexpr int fp8_gemm_arch(int capability) { return capability == 90 ? 90 : 0; 
 // The candidate with the fewest waves x cost of a tile; none where there is no kernel for the capability.
 constexpr std::optional<Fp8GemmConfig> fp8_gemm_config(int64_t m, int64_t n, int64_t k, int num_sms, int capability) {
   std::optional<Fp8GemmConfig> best;
-  int64_t best_cost = 0;
+  double best_cost = 0;  // exact up to 2^53; the largest sizes exceed 64 bits
   for (const Fp8GemmCandidate& candidate : kFp8GemmCandidates) {
     const Fp8GemmConfig& config = candidate.config;
     const int64_t clusters = num_sms / (config.cluster_m * config.split_k);  // that run at a time
     if (config.arch != fp8_gemm_arch(capability) || clusters == 0 || !fp8_gemm_config_fits(config, k)) continue;
     const int64_t tiles = ceil_div(m, config.tile_m * config.cluster_m) * ceil_div(n, config.tile_n);
     const int64_t tile_cost = ceil_div(num_blocks(k), config.split_k) * candidate.block_cost + candidate.tile_cost;
-    const int64_t cost = ceil_div(tiles, clusters) * tile_cost;
+    const double cost = static_cast<double>(ceil_div(tiles, clusters)) * static_cast<double>(tile_cost);
     if (!best || cost < best_cost) {
       best = config;
       best_cost = cost;
