@@ -247,9 +247,10 @@ def main() -> None:
         plans.append((OTHER_SIZES, "in turn"))
     if arguments.alone:
         plans.append((ALONE_SIZES, "alone"))
-    reports = [[row for size in sizes for row in bench_size(*size, mode)] for sizes, mode in plans]
-    for rows in reports:
-        print_table(rows, console)
+    reports = []
+    for sizes, mode in plans:
+        reports.append([row for size in sizes for row in bench_size(*size, mode)])
+        print_table(reports[-1], console)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for rows in reports for row in rows], indent=1))
     if arguments.png:

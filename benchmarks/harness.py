@@ -55,12 +55,12 @@ def capture(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def time_in_turn(contenders: dict[str, Sequence[Callable[[], Any]]], rounds: int = ROUNDS) -> dict[str, float]:
+def time_in_turn(contenders: dict[str, Sequence[Callable[[], Any]]]) -> dict[str, float]:
     """Seconds a call of each contender, given as its calls over the rotating input sets."""
     with torch.no_grad():
         graphs = {name: capture(calls) for name, calls in contenders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds + 1):  # the first warms up
+    for _ in range(ROUNDS + 1):  # the first warms up
         for name, graph in graphs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -105,7 +105,7 @@ def host_row(op: str, case: str, call: Callable[[], Any], rounds: int = 15) -> R
     """Host cost of a call; its fraction is the ratio to torch.add, which is timed in turn with it."""
     x = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
-        pairs = [(host_seconds(lambda: torch.add(x, x)), host_seconds(call)) for _ in range(rounds + 1)][1:]
+        pairs = [(host_seconds(lambda: torch.add(x, x)), host_seconds(call)) for _ in range(ROUNDS + 1)][1:]
     add, own = (statistics.median(times) for times in zip(*pairs, strict=True))
     return Row(op, case, f"host (torch.add {add * 1e6:.2f} us)", own * 1e6, 0.0, own / add)
 

@@ -718,10 +718,16 @@ int max_clusters(int device) {
   const auto kernel = fp8_gemm_sm90_kernel<Tiling>;
   constexpr int kSharedBytes = sizeof(typename Tiling::Shared);
   LTX_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "fp8_gemm");
-  const unsigned num_blocks = cuda_num_sms(device) / Tiling::kCluster * Tiling::kCluster;
-  LaunchConfig launch({num_blocks}, Tiling::kThreads, kSharedBytes, Tiling::kCluster);
   int clusters = 0;
-  LTX_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config), "fp8_gemm");
+  if constexpr (Tiling::kCluster == 1) {  // without a cluster's attribute the query for clusters answers 0
+    LTX_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&clusters, kernel, Tiling::kThreads, kSharedBytes),
+                   "fp8_gemm");
+    clusters *= cuda_num_sms(device);
+  } else {
+    const unsigned num_blocks = cuda_num_sms(device) / Tiling::kCluster * Tiling::kCluster;
+    LaunchConfig launch({num_blocks}, Tiling::kThreads, kSharedBytes, Tiling::kCluster);
+    LTX_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config), "fp8_gemm");
+  }
   LTX_CHECK(clusters > 0, "fp8_gemm: device " + std::to_string(device) + " must have room for a cluster of " +
                               std::to_string(Tiling::kCluster) + " blocks, got none");
   known[device].store(clusters);
