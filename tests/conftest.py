@@ -47,6 +47,10 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     op = getattr(request.module, "OP", None)
     if op is not None and backend not in BACKENDS[op]:
         pytest.skip(f"{op} has no {backend} code: BACKENDS[{op!r}] is {BACKENDS[op]}")
+    if backend == "cuda" and op is not None and not backend_lacks("cuda", torch.device("cuda")):
+        reason = backend_lacks("cuda", torch.device("cuda"), op)
+        if reason:
+            pytest.skip(f"{op} {reason}")
     if backend != "triton":
         yield backend
         return

@@ -263,7 +263,9 @@ def test_backends_by_device_and_force() -> None:
         ValueError, match="^set_backend: backend of linear must be one of cpu, cuda, dequantize, got 'triton'$"
     ):
         set_backend("linear", "triton")
-    with pytest.raises(ValueError, match="^set_backend: backend of fp8_gemm must be one of cpu, got 'dequantize'$"):
+    with pytest.raises(
+        ValueError, match="^set_backend: backend of fp8_gemm must be one of cpu, cuda, got 'dequantize'$"
+    ):
         set_backend("fp8_gemm", "dequantize")
 
 

@@ -26,7 +26,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "rms_fma_quantize": ("cpu", "cuda", "triton"),
     "rms_fma": ("cpu", "cuda", "triton"),
     "gated_attention": ("cpu", "cuda", "triton"),
-    "fp8_gemm": ("cpu",),
+    "fp8_gemm": ("cpu", "cuda"),
     "linear": ("cpu", "cuda", "dequantize"),
 }
 
@@ -90,9 +90,9 @@ def lacks(op: str, device: torch.device) -> str:
 
 # A compiled graph keeps the answer as a constant: finding it calls a torch op that returns text.
 @torch.compiler.assume_constant_result
-def backend_lacks(backend: str, device: torch.device) -> str:
-    """Why a backend's code cannot run on a device, or an empty string."""
-    return _look_up(backend, device)
+def backend_lacks(backend: str, device: torch.device, op: str = "") -> str:
+    """Why a backend's code, of all ops or of one, cannot run on a device, or an empty string."""
+    return _look_up(backend, device, op)
 
 
 def route(op: OpOverload) -> Callable[..., Any]:
@@ -152,7 +152,7 @@ def _backend(op: str, device: torch.device) -> tuple[str, str]:
     candidates = [forced] if forced else [b for b in ("cuda", "triton") if device.type == "cuda" and b in BACKENDS[op]]
     reasons = []
     for backend in candidates:
-        reason = backend_lacks(backend, device)
+        reason = backend_lacks(backend, device, op)
         if not reason:
             return backend, ""
         reasons.append(reason)
@@ -160,12 +160,15 @@ def _backend(op: str, device: torch.device) -> tuple[str, str]:
 
 
 @functools.cache
-def _look_up(backend: str, device: torch.device) -> str:
+def _look_up(backend: str, device: torch.device, op: str = "") -> str:
     if device.type == "cuda" and not torch.cuda.is_available():
         return "no GPU: torch.cuda.is_available() is False"
     if backend == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
-        return torch.ops.ltx_kernels.cuda_device_lacks(index)
+        reason = torch.ops.ltx_kernels.cuda_device_lacks(index)
+        if not reason and op in ("fp8_gemm", "linear"):
+            reason = torch.ops.ltx_kernels.fp8_gemm_device_lacks(index)
+        return reason
     if backend != "triton":
         return ""
     try:

@@ -73,7 +73,7 @@ def _run_down(act: tuple[Tensor, Tensor], layer: QuantizedLayer, residual: Tenso
     return out.view(residual.shape)
 
 
-# Tensor cores keep about 13 bits of the sums inside a block of 128: at most 6e-4 where all terms have one sign.
+# Tensor cores keep about 13 bits of the sums inside a block of 128: at most 6e-4 on uniform data of one sign.
 PRODUCT = 6e-4
 # torch's attention rounds the softmax weights to bf16 before their product with v.
 ATTENTION = 2.0**-9

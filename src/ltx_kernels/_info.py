@@ -52,14 +52,13 @@ def _why_not(op: str, backend: str, devices: list[torch.device]) -> str:
     """Empty if the backend runs on this machine: on a CPU, or on one of its GPUs at least."""
     if backend in ("cpu", "dequantize"):
         return ""
-    torch_op = "fp8_gemm" if op == "linear" else op  # the layers run the product
-    if backend not in BACKENDS[torch_op]:
+    if backend not in BACKENDS[op]:
         return "no code"
     if backend == "cuda" and not torch.ops.ltx_kernels.built_architectures():
         return "built without CUDA code"
     if not devices:
         return "no GPU"
-    reasons = [backend_lacks(backend, device) for device in devices]
+    reasons = [backend_lacks(backend, device, op) for device in devices]
     return "" if "" in reasons else reasons[0]
 
 

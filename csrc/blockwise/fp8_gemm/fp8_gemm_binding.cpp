@@ -28,6 +28,14 @@ std::vector<int64_t> config(int64_t m, int64_t n, int64_t k, int64_t num_sms, in
   return config ? to_list(*config) : std::vector<int64_t>();
 }
 
+std::string device_lacks(int64_t device) {
+  if constexpr (kBuiltCuda) {
+    return fp8_gemm_device_lacks(static_cast<int>(device));
+  } else {
+    return "this build has no CUDA code";
+  }
+}
+
 Tensor fp8_gemm(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                 const std::optional<Tensor>& bias, const std::optional<Tensor>& residual, bool use_fast_accum,
                 torch::headeronly::ScalarType out_dtype, const std::optional<std::vector<int64_t>>& config_list) {
@@ -44,11 +52,10 @@ Tensor fp8_gemm(const Tensor& a, const Tensor& a_scales, const Tensor& b, const 
   const Device device = params.a.device;
   params.config = config_of(config_list, device);
   fp8_gemm_check(params);
-  // Without a config the op has no CUDA code: the kernel has not been run on a GPU yet, and its tests force one.
-  check_backend("fp8_gemm", "a", device, kBuiltCuda && params.config);
-  if constexpr (kBuiltCuda) {
-    const std::string lacking = params.config ? fp8_gemm_device_lacks(device.index) : "";
-    LTX_CHECK(lacking.empty(), "fp8_gemm: " + lacking);
+  check_backend("fp8_gemm", "a", device, kBuiltCuda);
+  if (device.kind == Device::Kind::kCuda) {
+    const std::string lacking = device_lacks(device.index);
+    LTX_CHECK(lacking.empty(), "fp8_gemm: a must be on cpu (" + lacking + "), got " + to_string(device));
   }
   Tensor out = empty({params.a.size(0), params.b.size(0)}, params.out_dtype, device);
   params.out = mutable_view(out);
@@ -66,8 +73,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ltx_kernels, m) {
       "fp8_gemm(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, Tensor? bias, Tensor? residual, "
       "bool use_fast_accum, ScalarType out_dtype, int[]? config=None) -> Tensor");
   m.def("fp8_gemm_config(int m, int n, int k, int num_sms, int capability) -> int[]");
+  m.def("fp8_gemm_device_lacks(int device) -> str");
 }
-STABLE_TORCH_LIBRARY_IMPL(ltx_kernels, CompositeExplicitAutograd, m) { m.impl("fp8_gemm_config", TORCH_BOX(&config)); }
+STABLE_TORCH_LIBRARY_IMPL(ltx_kernels, CompositeExplicitAutograd, m) {
+  m.impl("fp8_gemm_config", TORCH_BOX(&config));
+  m.impl("fp8_gemm_device_lacks", TORCH_BOX(&device_lacks));
+}
 STABLE_TORCH_LIBRARY_IMPL(ltx_kernels, CPU, m) { m.impl("fp8_gemm", TORCH_BOX(&fp8_gemm)); }
 STABLE_TORCH_LIBRARY_IMPL(ltx_kernels, CUDA, m) { m.impl("fp8_gemm", TORCH_BOX(&fp8_gemm)); }
 

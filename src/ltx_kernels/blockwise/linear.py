@@ -91,8 +91,6 @@ def gemm_config(
 ) -> GemmConfig:
     """How the GPU kernel of :func:`blockwise_fp8_gemm` cuts a product into tiles: a pure function of its arguments.
 
-    That function does not run the kernel yet: it refuses GPU tensors. Only the kernel's tests do, with a configuration.
-
     Args:
         m, n, k: sizes of the product.
         num_sms: multiprocessors of the device; None: of the current one.
