@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from behaviour import assert_compiles, assert_same_bits
+from behaviour import assert_compiles, assert_no_backward, assert_same_bits
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -126,10 +126,39 @@ def test_a_compiled_layer_follows_set_backend() -> None:
         assert not torch.equal(compiled(x), quantized)
 
 
-def test_backward_raises() -> None:
-    out = make_layer(BlockwiseFP8Linear)(torch.randn(2, 272, requires_grad=True))
-    with pytest.raises(RuntimeError, match="fp8_gemm: has no backward, use torch.no_grad()|quantize: has no backward"):
+@both
+@pytest.mark.parametrize("backend", [None, "dequantize"])
+def test_derivatives_raise(cls: type[Layer], backend: str | None) -> None:
+    set_backend("linear", backend)
+    layer = make_layer(cls)
+    x = torch.randn(2, 272)
+    name = "fp8_gemm" if backend is None else "linear"
+    assert_no_backward(layer, [x], name if backend else "(fp8_gemm|quantize)")
+    q, scales = blockwise_quantize(x)
+    assert_no_backward(lambda scales: layer((q, scales)), [scales], name)
+    with pytest.raises(RuntimeError, match=f"^{name}: has no backward, use torch.no_grad"):
+        torch.func.grad(lambda x: layer(x).sum())(x)
+    for parameter in ("bias", "weight_scale"):
+        getattr(layer, parameter).requires_grad_()
+        with pytest.raises(RuntimeError, match=f"^{name}: has no backward, use torch.no_grad"):
+            layer(x).sum().backward()
+        getattr(layer, parameter).requires_grad_(False)
+
+
+@pytest.mark.parametrize("backend", [None, "dequantize"])
+def test_a_compiled_layer_refuses_derivatives(backend: str | None) -> None:
+    set_backend("linear", backend)
+    torch._dynamo.reset()
+    layer = make_layer(BlockwiseFP8Linear)
+    x = torch.randn(2, 272)
+    with pytest.raises(RuntimeError, match="(fp8_gemm|quantize|linear): has no backward, use torch.no_grad"):
+        torch.compile(layer, backend="eager", fullgraph=True)(x.requires_grad_())
+    out = torch.compile(layer, backend="eager")(x)
+    with pytest.raises(RuntimeError, match="(fp8_gemm|linear): has no backward, use torch.no_grad"):
         out.sum().backward()
+    compiled = torch.compile(lambda x: torch.func.jvp(layer, (x,), (x,)), backend="eager")
+    with pytest.raises(RuntimeError, match="(quantize|linear): has no forward-mode derivative"):
+        compiled(x.detach())
 
 
 # Construction

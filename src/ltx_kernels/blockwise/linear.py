@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from ltx_kernels._backends import call, get_backend, lacks
+from ltx_kernels._backends import call, forward_only, get_backend, lacks
 from ltx_kernels.blockwise.functional import (
     blockwise_dequantize,
     blockwise_quantize,
@@ -208,7 +208,8 @@ class _BlockwiseLinear(nn.Module):
             reason = lacks("fp8_gemm", self.weight.device)
             if reason:
                 _warn_that_layers_dequantize(reason)
-            return self._forward_dequantized(blockwise_dequantize(x) if isinstance(x, tuple) else x)
+            x = x if isinstance(x, tuple) else (x,)
+            return forward_only("linear", self._dequantizing_product, self.weight, self.weight_scale, self.bias, *x)
         if isinstance(x, tuple):
             (q, scales), out_dtype = x, torch.bfloat16
         else:
@@ -219,13 +220,14 @@ class _BlockwiseLinear(nn.Module):
         )
         return out.view(*q.shape[:-1], self.out_features)
 
-    def _forward_dequantized(self, x: Tensor) -> Tensor:
+    def _dequantizing_product(self, weight: Tensor, scale: Tensor, bias: Tensor | None, *x_or_pair: Tensor) -> Tensor:
+        x = blockwise_dequantize(x_or_pair) if len(x_or_pair) == 2 else x_or_pair[0]
         if x.dtype not in _FLOATS:
             raise RuntimeError(f"linear: x must be bfloat16, float16 or float32, got {x.dtype}")
         out = x.new_empty((*x.shape[:-1], self.out_features))
         for rows in self._tiles():
-            bias = None if self.bias is None else self.bias[rows].to(x.dtype)
-            out[..., rows] = nn.functional.linear(x, self._dequantized(rows).to(x.dtype), bias)
+            tile = self._dequantized(weight, scale, rows).to(x.dtype)
+            out[..., rows] = nn.functional.linear(x, tile, None if bias is None else bias[rows].to(x.dtype))
         return out
 
     def fuse_delta(self, delta: Tensor) -> None:
@@ -247,17 +249,18 @@ class _BlockwiseLinear(nn.Module):
             raise ValueError(f"fuse_delta: delta must be on {self.weight.device} like weight, got {delta.device}")
         with torch.no_grad():
             for rows in self._tiles():
-                weight, scale = self._quantize(self._dequantized(rows) + delta[rows].float())
+                before = self._dequantized(self.weight, self.weight_scale, rows)
+                weight, scale = self._quantize(before + delta[rows].float())
                 self.weight[rows].copy_(weight)
                 self.weight_scale[_scale_rows(rows)].copy_(scale)
 
     def _tiles(self) -> Iterable[slice]:
         return (slice(row, row + TILE_ROWS) for row in range(0, self.out_features, TILE_ROWS))
 
-    def _dequantized(self, rows: slice) -> Tensor:
+    def _dequantized(self, weight: Tensor, scale: Tensor, rows: slice) -> Tensor:
         """Rows of the weight in fp32, by torch alone: it serves devices for which this package has no code."""
-        q = self._e4m3(self.weight[rows]).float()
-        scale = self.weight_scale[_scale_rows(rows)]
+        q = self._e4m3(weight[rows]).float()
+        scale = scale[_scale_rows(rows)]
         scale = scale.repeat_interleave(BLOCK_SIZE, 0)[: q.shape[0]]
         return q * scale.repeat_interleave(BLOCK_SIZE, 1)[:, : q.shape[1]]
 
