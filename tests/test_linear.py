@@ -363,6 +363,21 @@ def test_copies_by_deepcopy_pickle_and_save(cls: type[Layer]) -> None:
 
 
 @both
+def test_copies_of_layers_that_share_parameters_share_them(cls: type[Layer]) -> None:
+    model = nn.ModuleList([make_layer(cls), make_layer(cls)])
+    model.append(model[0])
+    for name in ("weight", "weight_scale"):
+        setattr(model[1], name, getattr(model[0], name))
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(model, 2))):
+        assert one[2] is one[0] and one[1] is not one[0]
+        assert one[0].weight is one[1].weight and one[0].weight_scale is one[1].weight_scale
+        assert one[0].bias is not one[1].bias
+        assert_same_bits(one.state_dict(), model.state_dict())
+    first, second = (pickle.loads(pickle.dumps(model)) for _ in range(2))
+    assert first[0].weight is not second[0].weight and first[0].weight.data_ptr() != second[0].weight.data_ptr()
+
+
+@both
 def test_a_weight_rewritten_in_place_is_used(cls: type[Layer]) -> None:
     layer, other = make_layer(cls), make_layer(cls)
     x = torch.randn(2, 272)
@@ -636,6 +651,31 @@ def test_quantize_model_refuses_a_layer_with_a_hook() -> None:
     assert type(model[0]) is nn.Linear
     handle.remove()
     assert type(quantize_model(model, progress=False)[1]) is BlockwiseFP8Linear
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("other", [nn.Linear(32, 32), nn.LayerNorm(32)], ids=["linear", "norm"])
+def test_quantize_model_refuses_shared_parameters(device: str, name: str, other: nn.Module) -> None:
+    model = nn.ModuleDict({"one": nn.Linear(32, 32), "other": nn.Sequential(copy.deepcopy(other))}).to(device)
+    setattr(model["other"][0], name, getattr(model["one"], name))
+    message = (
+        f"^quantize_model: one.{name} must be shared with no other module, got other.0.{name}; exclude it by filter$"
+    )
+    with pytest.raises(ValueError, match=message):
+        quantize_model(model, filter=lambda name, layer: name == "one", progress=False)
+    assert type(model["one"]) is nn.Linear
+    setattr(model["other"][0], name, nn.Parameter(getattr(model["one"], name).detach().clone()))
+    quantize_model(model, filter=lambda name, layer: name == "one", progress=False)
+
+
+def test_quantize_model_refuses_parameters_of_one_memory() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(
+        ValueError, match="^quantize_model: 0.weight must be shared with no other module, got 1.weight; "
+    ):
+        quantize_model(model, progress=False)
 
 
 def test_quantize_model_holds_one_layer_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
