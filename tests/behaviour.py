@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 
@@ -104,7 +106,7 @@ def assert_uses_own_device(function: Callable[..., Any], inputs: Sequence[Any]) 
 
 
 def assert_no_backward(function: Callable[..., Any], inputs: Sequence[Any], op: str) -> None:
-    """With an input that requires grad the forward is the same and the backward raises by name."""
+    """With an input that requires grad the forward is the same and the backward raises by name; so does forward mode."""
     expected = function(*inputs)
     inputs = [
         value.detach().requires_grad_() if isinstance(value, Tensor) and value.dtype.is_floating_point else value
@@ -113,9 +115,12 @@ def assert_no_backward(function: Callable[..., Any], inputs: Sequence[Any], op: 
     out = function(*inputs)
     assert_same_bits(out, expected)
     leaf = next(leaf for leaf in pytree.tree_leaves(out) if leaf.requires_grad)
-    try:
+    with pytest.raises(RuntimeError, match=f"^{op}: has no backward, use torch.no_grad\\(\\)$"):
         leaf.float().sum().backward()
-    except RuntimeError as error:
-        assert str(error) == f"{op}: has no backward, use torch.no_grad()"
-    else:
-        raise AssertionError("backward did not raise")
+    with torch.no_grad(), forward_ad.dual_level():
+        function(*inputs)
+        for i, value in enumerate(inputs):
+            if isinstance(value, Tensor) and value.requires_grad:
+                dual = forward_ad.make_dual(value.detach(), torch.ones_like(value))
+                with pytest.raises(RuntimeError, match=f"^{op}: has no forward-mode derivative, call it with tensors "):
+                    function(*inputs[:i], dual, *inputs[i + 1 :])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from behaviour import assert_compiles, assert_same_bits
+from behaviour import assert_compiles, assert_no_backward, assert_same_bits
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -126,10 +126,39 @@ def test_a_compiled_layer_follows_set_backend() -> None:
         assert not torch.equal(compiled(x), quantized)
 
 
-def test_backward_raises() -> None:
-    out = make_layer(BlockwiseFP8Linear)(torch.randn(2, 272, requires_grad=True))
-    with pytest.raises(RuntimeError, match="fp8_gemm: has no backward, use torch.no_grad()|quantize: has no backward"):
+@both
+@pytest.mark.parametrize("backend", [None, "dequantize"])
+def test_derivatives_raise(cls: type[Layer], backend: str | None) -> None:
+    set_backend("linear", backend)
+    layer = make_layer(cls)
+    x = torch.randn(2, 272)
+    name = "fp8_gemm" if backend is None else "linear"
+    assert_no_backward(layer, [x], name if backend else "(fp8_gemm|quantize)")
+    q, scales = blockwise_quantize(x)
+    assert_no_backward(lambda scales: layer((q, scales)), [scales], name)
+    with pytest.raises(RuntimeError, match=f"^{name}: has no backward, use torch.no_grad"):
+        torch.func.grad(lambda x: layer(x).sum())(x)
+    for parameter in ("bias", "weight_scale"):
+        getattr(layer, parameter).requires_grad_()
+        with pytest.raises(RuntimeError, match=f"^{name}: has no backward, use torch.no_grad"):
+            layer(x).sum().backward()
+        getattr(layer, parameter).requires_grad_(False)
+
+
+@pytest.mark.parametrize("backend", [None, "dequantize"])
+def test_a_compiled_layer_refuses_derivatives(backend: str | None) -> None:
+    set_backend("linear", backend)
+    torch._dynamo.reset()
+    layer = make_layer(BlockwiseFP8Linear)
+    x = torch.randn(2, 272)
+    with pytest.raises(RuntimeError, match="(fp8_gemm|quantize|linear): has no backward, use torch.no_grad"):
+        torch.compile(layer, backend="eager", fullgraph=True)(x.requires_grad_())
+    out = torch.compile(layer, backend="eager")(x)
+    with pytest.raises(RuntimeError, match="(fp8_gemm|linear): has no backward, use torch.no_grad"):
         out.sum().backward()
+    compiled = torch.compile(lambda x: torch.func.jvp(layer, (x,), (x,)), backend="eager")
+    with pytest.raises(RuntimeError, match="(quantize|linear): has no forward-mode derivative"):
+        compiled(x.detach())
 
 
 # Construction
@@ -333,6 +362,21 @@ def test_copies_by_deepcopy_pickle_and_save(cls: type[Layer]) -> None:
     for one in copies:
         assert type(one) is cls and one.weight.dtype == cls.weight_dtype and not one.weight.requires_grad
         assert_same_bits(one(x), expected)
+
+
+@both
+def test_copies_of_layers_that_share_parameters_share_them(cls: type[Layer]) -> None:
+    model = nn.ModuleList([make_layer(cls), make_layer(cls)])
+    model.append(model[0])
+    for name in ("weight", "weight_scale"):
+        setattr(model[1], name, getattr(model[0], name))
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(model, 2))):
+        assert one[2] is one[0] and one[1] is not one[0]
+        assert one[0].weight is one[1].weight and one[0].weight_scale is one[1].weight_scale
+        assert one[0].bias is not one[1].bias
+        assert_same_bits(one.state_dict(), model.state_dict())
+    first, second = (pickle.loads(pickle.dumps(model)) for _ in range(2))
+    assert first[0].weight is not second[0].weight and first[0].weight.data_ptr() != second[0].weight.data_ptr()
 
 
 @both
@@ -609,6 +653,31 @@ def test_quantize_model_refuses_a_layer_with_a_hook() -> None:
     assert type(model[0]) is nn.Linear
     handle.remove()
     assert type(quantize_model(model, progress=False)[1]) is BlockwiseFP8Linear
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("other", [nn.Linear(32, 32), nn.LayerNorm(32)], ids=["linear", "norm"])
+def test_quantize_model_refuses_shared_parameters(device: str, name: str, other: nn.Module) -> None:
+    model = nn.ModuleDict({"one": nn.Linear(32, 32), "other": nn.Sequential(copy.deepcopy(other))}).to(device)
+    setattr(model["other"][0], name, getattr(model["one"], name))
+    message = (
+        f"^quantize_model: one.{name} must be shared with no other module, got other.0.{name}; exclude it by filter$"
+    )
+    with pytest.raises(ValueError, match=message):
+        quantize_model(model, filter=lambda name, layer: name == "one", progress=False)
+    assert type(model["one"]) is nn.Linear
+    setattr(model["other"][0], name, nn.Parameter(getattr(model["one"], name).detach().clone()))
+    quantize_model(model, filter=lambda name, layer: name == "one", progress=False)
+
+
+def test_quantize_model_refuses_parameters_of_one_memory() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(
+        ValueError, match="^quantize_model: 0.weight must be shared with no other module, got 1.weight; "
+    ):
+        quantize_model(model, progress=False)
 
 
 def test_quantize_model_holds_one_layer_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,14 @@ def test_y_that_requires_grad(name: str, function: Callable[..., object]) -> Non
             value.float().sum().backward()
 
 
+@pytest.mark.parametrize(("name", "function"), [("rms_fma_quantize", BOTH[0]), ("rms_fma", BOTH[1])])
+def test_forward_mode_raises_before_x_is_written(name: str, function: Callable[..., object]) -> None:
+    x, y, z = torch.ones(2, 8), torch.ones(2, 8), torch.ones(8)
+    with pytest.raises(RuntimeError, match=f"^{name}: has no forward-mode derivative, "):
+        torch.func.jvp(lambda y: function(x, y, z), (y,), (y,))
+    assert (x == 1).all()
+
+
 @pytest.mark.parametrize("function", BOTH)
 def test_backward_of_an_op_that_saved_x_raises(function: Callable[..., object]) -> None:
     x, factor = torch.ones(2, 8), torch.ones(2, 8, requires_grad=True)

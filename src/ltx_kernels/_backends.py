@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 
 from ltx_kernels import blockwise_cpp, ops_cpp  # noqa: F401  (registers the ops)
 
@@ -97,15 +98,15 @@ def backend_lacks(backend: str, device: torch.device, op: str = "") -> str:
 
 def route(op: OpOverload) -> Callable[..., Any]:
     """:func:`call` of a torch op, or the op itself where that will do: it spares the host from handing on arguments."""
-    if torch.is_grad_enabled() or _forced or not _cuda_everywhere:
+    if torch.is_grad_enabled() or _forced or not _cuda_everywhere or forward_ad._current_level >= 0:
         return functools.partial(call, op)
     return op
 
 
 def call(op: OpOverload, *args: Any) -> Any:
     """Run a torch op: forward only, on the backend that is forced or else on that of its first tensor's device."""
-    if torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
-        return _ForwardOnly.apply(op, *args)
+    if _derivatives_wanted(op_name(op), args):
+        return _ForwardOnly.apply(op_name(op), functools.partial(call, op), *args)
     if isinstance(args[0], torch.Tensor) and (_forced or (args[0].is_cuda and not _cuda_everywhere)):
         op = serving(op, args[0].device)
     return op(*args)
@@ -113,17 +114,32 @@ def call(op: OpOverload, *args: Any) -> Any:
 
 def call_in_place(op: OpOverload, x: torch.Tensor, *args: Any) -> Any:
     """:func:`call` of an op that writes to its first argument, which therefore must not require grad."""
-    if torch.is_grad_enabled():
+    if _derivatives_wanted(op_name(op), (x, *args)):
         if isinstance(x, torch.Tensor) and x.requires_grad:
             raise RuntimeError(f"{op_name(op)}: x must not require grad (it is written to), use torch.no_grad()")
-        if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
-            _, *results = _ForwardOnlyInPlace.apply(op, x, *args)
-            return results[0] if len(results) == 1 else tuple(results)
+        _, *results = _ForwardOnlyInPlace.apply(op_name(op), functools.partial(call, op), x, *args)
+        return results[0] if len(results) == 1 else tuple(results)
     out = call(op, x, *args)
     # For a backward of other ops that saved x: it must raise, not compute with the new values. A compiler sees to it.
     if not torch.compiler.is_compiling() and not x.is_inference():
         torch.autograd.graph.increment_version(x)
     return out
+
+
+def forward_only(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function as :func:`call` runs an op: without derivatives, the names in its errors being that of an op."""
+    if _derivatives_wanted(name, args):
+        return _ForwardOnly.apply(name, function, *args)
+    return function(*args)
+
+
+def _derivatives_wanted(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a backward may come for the result of a call. Forward-mode derivatives are due at once: they raise."""
+    if forward_ad._current_level >= 0 and any(
+        isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None for arg in args
+    ):
+        raise RuntimeError(f"{name}: has no forward-mode derivative, call it with tensors that have no tangent")
+    return torch.is_grad_enabled() and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
 
 
 def op_name(op: OpOverload) -> str:
@@ -185,21 +201,28 @@ def _look_up(backend: str, device: torch.device, op: str = "") -> str:
 
 class _ForwardOnly(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, op: OpOverload, *args: Any) -> Any:
-        ctx.op = op
+    def forward(name: str, function: Callable[..., Any], *args: Any) -> Any:
         with torch.no_grad():
-            return call(op, *args)
+            return function(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(f"{op_name(ctx.op)}: has no backward, use torch.no_grad()")
+        raise RuntimeError(f"{ctx.name}: has no backward, use torch.no_grad()")
 
 
 class _ForwardOnlyInPlace(_ForwardOnly):
     """x is a result too: a backward through it must raise, not leave the other arguments out."""
 
     @staticmethod
-    def forward(ctx: Any, op: OpOverload, *args: Any) -> Any:
-        ctx.mark_dirty(args[0])
-        out = _ForwardOnly.forward(ctx, op, *args)
-        return (args[0], *out) if isinstance(out, tuple) else (args[0], out)
+    def forward(name: str, function: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+        out = _ForwardOnly.forward(name, function, x, *args)
+        return (x, *out) if isinstance(out, tuple) else (x, out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _ForwardOnly.setup_context(ctx, inputs, output)
+        ctx.mark_dirty(inputs[2])

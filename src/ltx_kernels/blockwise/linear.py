@@ -2,15 +2,17 @@
 
 import functools
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
-from ltx_kernels._backends import call, get_backend, lacks
+from ltx_kernels._backends import call, forward_only, get_backend, lacks
 from ltx_kernels.blockwise.functional import (
     blockwise_dequantize,
     blockwise_quantize,
@@ -206,7 +208,8 @@ class _BlockwiseLinear(nn.Module):
             reason = lacks("fp8_gemm", self.weight.device)
             if reason:
                 _warn_that_layers_dequantize(reason)
-            return self._forward_dequantized(blockwise_dequantize(x) if isinstance(x, tuple) else x)
+            given = x if isinstance(x, tuple) else (x,)
+            return forward_only("linear", self._dequantizing_product, self.weight, self.weight_scale, self.bias, *given)
         if isinstance(x, tuple):
             (q, scales), out_dtype = x, torch.bfloat16
         else:
@@ -217,13 +220,14 @@ class _BlockwiseLinear(nn.Module):
         )
         return out.view(*q.shape[:-1], self.out_features)
 
-    def _forward_dequantized(self, x: Tensor) -> Tensor:
+    def _dequantizing_product(self, weight: Tensor, scale: Tensor, bias: Tensor | None, *x_or_pair: Tensor) -> Tensor:
+        x = blockwise_dequantize(x_or_pair) if len(x_or_pair) == 2 else x_or_pair[0]
         if x.dtype not in _FLOATS:
             raise RuntimeError(f"linear: x must be bfloat16, float16 or float32, got {x.dtype}")
         out = x.new_empty((*x.shape[:-1], self.out_features))
         for rows in self._tiles():
-            bias = None if self.bias is None else self.bias[rows].to(x.dtype)
-            out[..., rows] = nn.functional.linear(x, self._dequantized(rows).to(x.dtype), bias)
+            tile = self._dequantized(weight, scale, rows).to(x.dtype)
+            out[..., rows] = nn.functional.linear(x, tile, None if bias is None else bias[rows].to(x.dtype))
         return out
 
     def fuse_delta(self, delta: Tensor) -> None:
@@ -245,17 +249,18 @@ class _BlockwiseLinear(nn.Module):
             raise ValueError(f"fuse_delta: delta must be on {self.weight.device} like weight, got {delta.device}")
         with torch.no_grad():
             for rows in self._tiles():
-                weight, scale = self._quantize(self._dequantized(rows) + delta[rows].float())
+                before = self._dequantized(self.weight, self.weight_scale, rows)
+                weight, scale = self._quantize(before + delta[rows].float())
                 self.weight[rows].copy_(weight)
                 self.weight_scale[_scale_rows(rows)].copy_(scale)
 
     def _tiles(self) -> Iterable[slice]:
         return (slice(row, row + TILE_ROWS) for row in range(0, self.out_features, TILE_ROWS))
 
-    def _dequantized(self, rows: slice) -> Tensor:
+    def _dequantized(self, weight: Tensor, scale: Tensor, rows: slice) -> Tensor:
         """Rows of the weight in fp32, by torch alone: it serves devices for which this package has no code."""
-        q = self._e4m3(self.weight[rows]).float()
-        scale = self.weight_scale[_scale_rows(rows)]
+        q = self._e4m3(weight[rows]).float()
+        scale = scale[_scale_rows(rows)]
         scale = scale.repeat_interleave(BLOCK_SIZE, 0)[: q.shape[0]]
         return q * scale.repeat_interleave(BLOCK_SIZE, 1)[:, : q.shape[1]]
 
@@ -306,14 +311,14 @@ class _BlockwiseLinear(nn.Module):
         parameters = dict(self._parameters)
         weight = parameters.get("weight")
         if weight is not None:
-            parameters["weight"] = _parameter(weight.view(torch.uint8))
+            parameters["weight"] = _view(weight, torch.uint8)
         return {**self.__dict__, "_parameters": parameters}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         weight = self._parameters.get("weight")
         if weight is not None:
-            self.weight = _parameter(weight.view(self.weight_dtype))
+            self.weight = _view(weight, self.weight_dtype)
 
     def extra_repr(self) -> str:
         try:
@@ -326,6 +331,21 @@ class _BlockwiseLinear(nn.Module):
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
+
+
+_views = WeakTensorKeyDictionary()
+
+
+def _view(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter as another dtype: one object while it lives, so that layers which share it share that too."""
+    if parameter.dtype == dtype:
+        return parameter
+    ref = _views.get(parameter)
+    view = ref() if ref else None
+    if view is None:
+        view = _parameter(parameter.view(dtype))
+        _views[parameter] = weakref.ref(view)
+    return view
 
 
 def _scale_rows(rows: slice) -> slice:
@@ -395,8 +415,8 @@ def quantize_model(
     """Swap the Linear layers of a model for quantized ones, in place.
 
     Exactly ``nn.Linear`` is swapped, not its subclasses. A layer that the model holds in several places stays shared;
-    it is swapped if the filter takes it in each of them. All layers are checked before the first is changed, and no
-    more than one is held twice.
+    it is swapped if the filter takes it in each of them. A parameter that other modules share is refused: it would be
+    shared no more. All layers are checked before the first is changed, and no more than one is held twice.
 
     Args:
         module: the model.
@@ -408,7 +428,8 @@ def quantize_model(
         The model; if it is a Linear layer itself, the new layer.
 
     Raises:
-        ValueError: bits is another number, or a layer has a size or dtype that cannot be quantized, or hooks.
+        ValueError: bits is another number, or a layer has a size or dtype that cannot be quantized, hooks, or a
+            parameter that another module has too.
         RuntimeError: a layer is on a device that has no code for quantizing.
     """
     if bits not in (8, 6):
@@ -416,8 +437,7 @@ def quantize_model(
     cls = BlockwiseFP8Linear if bits == 8 else BlockwiseFP6Linear
     root = nn.ModuleList([module])  # so that a model that is a layer itself has a place too
     queue = _find_linears(root, filter)
-    for linear, places in queue:
-        _check_quantizable(cls, places[0].name, linear)
+    _check_quantizable(cls, root, queue)
     for _ in _with_bar(len(queue), progress):
         linear, places = queue.popleft()  # its memory is free once its places hold the new layer
         layer = cls.from_linear(linear)
@@ -439,8 +459,7 @@ def _find_linears(
     for prefix, parent in root.named_modules():
         for attribute, child in parent._modules.items():  # named_children() would name a shared layer once
             if type(child) is nn.Linear:
-                name = f"{prefix}.{attribute}".removeprefix(".").partition(".")[2]  # in the model, root's only entry
-                found.setdefault(child, []).append(_Place(parent, attribute, name))
+                found.setdefault(child, []).append(_Place(parent, attribute, _name_in_model(prefix, attribute)))
     return deque(
         (linear, places)
         for linear, places in found.items()
@@ -448,7 +467,36 @@ def _find_linears(
     )
 
 
-def _check_quantizable(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear) -> None:
+def _name_in_model(prefix: str, attribute: str) -> str:
+    """The name without that of the model itself, root's only entry."""
+    return f"{prefix}.{attribute}".removeprefix(".").partition(".")[2]
+
+
+def _check_quantizable(
+    cls: type[_BlockwiseLinear], root: nn.ModuleList, queue: Iterable[tuple[nn.Linear, list[_Place]]]
+) -> None:
+    owners: dict[int, dict[nn.Module, str]] = {}
+    for prefix, module in root.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(_address(parameter), {})[module] = _name_in_model(prefix, attribute)
+    for linear, places in queue:
+        _check_layer(cls, places[0].name, linear)
+        for parameter in linear.parameters():
+            held = owners[_address(parameter)]
+            for module, name in held.items():
+                if module is not linear:
+                    raise ValueError(
+                        f"quantize_model: {held[linear]} must be shared with no other module, got {name}; "
+                        "exclude it by filter"
+                    )
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() or id(tensor)
+
+
+def _check_layer(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear) -> None:
     try:
         cls(linear.in_features, linear.out_features, device="meta")
     except ValueError as error:
