@@ -9,6 +9,7 @@
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
 #include "common/rows.h"
+#include "ops/norm_rope.h"
 #include "ops/norm_row_cuda.h"
 
 // The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
@@ -312,42 +313,33 @@ struct NormRopeArgs {
   int device;
 };
 
-// One tensor and what goes with it.
-struct NormRopeTensors {
-  const TensorView& x;
-  const TensorView& cos;
-  const TensorView& sin;
-  const std::optional<TensorView>& weights;
-  const TensorView& out;
-};
-
 inline int64_t max_rows(const NormRopeArgs& args) {
   return std::max(args.tasks[0].rows.count, args.num_tasks > 1 ? args.tasks[1].rows.count : 0);
 }
 
-inline NormRopeTask make_task(const NormRopeTensors& tensors, const Rows<3>& rows, int64_t half, int table_step) {
-  return {.x = tensors.x.data,
-          .cos = tensors.cos.data,
-          .sin = tensors.sin.data,
-          .weights = tensors.weights ? tensors.weights->data : nullptr,
-          .out = tensors.out.data,
-          .x_dtype = tensors.x.dtype,
-          .cos_dtype = tensors.cos.dtype,
-          .sin_dtype = tensors.sin.dtype,
-          .weights_dtype = tensors.weights ? tensors.weights->dtype : DType::kFloat32,
-          .out_dtype = tensors.out.dtype,
+inline NormRopeTask make_task(const NormRopeParams& params, const Rows<3>& rows, int64_t half, int table_step) {
+  return {.x = params.x.data,
+          .cos = params.cos_freqs.data,
+          .sin = params.sin_freqs.data,
+          .weights = params.weights ? params.weights->data : nullptr,
+          .out = params.out.data,
+          .x_dtype = params.x.dtype,
+          .cos_dtype = params.cos_freqs.dtype,
+          .sin_dtype = params.sin_freqs.dtype,
+          .weights_dtype = params.weights ? params.weights->dtype : DType::kFloat32,
+          .out_dtype = params.out.dtype,
           .table_step = table_step,
           .half = half,
-          .cos_head_stride = table_step == 0 ? tensors.cos.stride(1) : 0,
-          .sin_head_stride = table_step == 0 ? tensors.sin.stride(1) : 0,
+          .cos_head_stride = table_step == 0 ? params.cos_freqs.stride(1) : 0,
+          .sin_head_stride = table_step == 0 ? params.sin_freqs.stride(1) : 0,
           .rows = rows};
 }
 
 // Whether norm_rope_kernel can read the tensors in vectors, table_values at a time from the tables.
-inline bool reads_vectors(const NormRopeTensors& tensors, int table_values) {
-  const int64_t table_bytes = std::min<int64_t>(16, table_values * size_of(tensors.cos.dtype));
-  return tensors.x.size(-1) % kUnit == 0 && is_aligned(tensors.x, 16) && is_aligned(tensors.cos, table_bytes) &&
-         is_aligned(tensors.sin, table_bytes) && (!tensors.weights || is_aligned(*tensors.weights, 16));
+inline bool reads_vectors(const NormRopeParams& params, int table_values) {
+  const int64_t table_bytes = std::min<int64_t>(16, table_values * size_of(params.cos_freqs.dtype));
+  return params.x.size(-1) % kUnit == 0 && is_aligned(params.x, 16) && is_aligned(params.cos_freqs, table_bytes) &&
+         is_aligned(params.sin_freqs, table_bytes) && (!params.weights || is_aligned(*params.weights, 16));
 }
 
 inline NormRopeVectorTask vector_task(const NormRopeTask& task) {

@@ -30,11 +30,6 @@ void check_norm(const char* op, const char* x_name, const TensorView& x, int low
   check_positive(op, "eps", eps);
 }
 
-DType rotated_dtype(DType x, bool out_fp8) {
-  if (out_fp8) return DType::kFp8;
-  return x == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-}
-
 std::vector<float> load_weights(const std::optional<TensorView>& weights, int64_t hidden) {
   std::vector<float> loaded(hidden, 1.0f);
   if (weights) load_row(*weights, 0, hidden, loaded.data());

@@ -6,15 +6,12 @@
 
 #include "common/tensor.h"
 
-// What the ops that normalize a row share on a CPU, and, of those that then rotate it, the checks and the output.
+// What the ops that normalize a row share on a CPU.
 namespace ltx {
 
 // x of a float dtype and low_rank to high_rank, its last size even and > 0; weights of that size; eps > 0.
 void check_norm(const char* op, const char* x_name, const TensorView& x, int low_rank, int high_rank,
                 const char* weights_name, const std::optional<TensorView>& weights, double eps);
-
-// fp8 where it is asked for, else fp16 for fp16 and bf16 for all others.
-DType rotated_dtype(DType x, bool out_fp8);
 
 std::vector<float> load_weights(const std::optional<TensorView>& weights, int64_t hidden);  // ones if there are none
 

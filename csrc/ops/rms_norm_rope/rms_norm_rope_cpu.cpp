@@ -13,13 +13,6 @@ namespace ltx {
 
 namespace {
 
-struct Names {
-  const char* x;
-  const char* cos_freqs;
-  const char* sin_freqs;
-  const char* weights;
-};
-
 void check_table(const char* op, const char* name, const TensorView& table, const TensorView& x, const char* x_name) {
   check_device(op, name, table, x.device, x_name);
   check_float_dtype(op, name, table);
@@ -33,7 +26,7 @@ void check_table(const char* op, const char* name, const TensorView& table, cons
   check_last_contiguous(op, name, table);
 }
 
-void check(const char* op, const Names& names, const RmsNormRopeParams& params) {
+void check(const char* op, const NormRopeNames& names, const NormRopeParams& params) {
   check_norm(op, names.x, params.x, 1, kMaxRank, names.weights, params.weights, params.eps);
   check_table(op, names.cos_freqs, params.cos_freqs, params.x, names.x);
   check_table(op, names.sin_freqs, params.sin_freqs, params.x, names.x);
@@ -44,21 +37,11 @@ void check(const char* op, const Names& names, const RmsNormRopeParams& params) 
 
 }  // namespace
 
-void rms_norm_rope_check(const RmsNormRopeParams& params) {
-  check("rms_norm_rope", {"x", "cos_freqs", "sin_freqs", "weights"}, params);
-}
+void rms_norm_rope_check(const NormRopeParams& params) { check("rms_norm_rope", {}, params); }
 
-void rms_norm_rope_qk_check(const RmsNormRopeQkParams& params) {
-  constexpr const char* kOp = "rms_norm_rope_qk";
-  check(kOp, {"q", "cos_freqs", "sin_freqs", "q_weights"}, params.q);
-  check_device(kOp, "k", params.k.x, params.q.x.device, "q");
-  check(kOp, {"k", "k_cos_freqs", "k_sin_freqs", "k_weights"}, params.k);
-  LTX_CHECK(params.k.x.size(-1) == params.q.x.size(-1), std::string(kOp) + ": k must have the last size of q, " +
-                                                            std::to_string(params.q.x.size(-1)) + ", got " +
-                                                            shape_of(params.k.x));
-}
+void rms_norm_rope_qk_check(const NormRopeQkParams& params) { check_norm_rope_qk("rms_norm_rope_qk", check, params); }
 
-void rms_norm_rope_cpu(const RmsNormRopeParams& params) {
+void rms_norm_rope_cpu(const NormRopeParams& params) {
   rms_norm_rope_check(params);
   const int64_t hidden = params.x.size(-1);
   const int64_t table_size = params.cos_freqs.size(-1);
@@ -86,7 +69,7 @@ void rms_norm_rope_cpu(const RmsNormRopeParams& params) {
   });
 }
 
-void rms_norm_rope_qk_cpu(const RmsNormRopeQkParams& params) {
+void rms_norm_rope_qk_cpu(const NormRopeQkParams& params) {
   rms_norm_rope_qk_check(params);
   rms_norm_rope_cpu(params.q);
   rms_norm_rope_cpu(params.k);

@@ -6,20 +6,14 @@ namespace ltx {
 
 namespace {
 
-NormRopeTensors tensors_of(const RmsNormRopeParams& params) {
-  return {params.x, params.cos_freqs, params.sin_freqs, params.weights, params.out};
-}
+int table_step_of(const NormRopeParams& params) { return params.cos_freqs.size(-1) == params.x.size(-1) ? 2 : 1; }
 
-int table_step_of(const RmsNormRopeParams& params) { return params.cos_freqs.size(-1) == params.x.size(-1) ? 2 : 1; }
-
-NormRopeTask task_of(const RmsNormRopeParams& params) {
+NormRopeTask task_of(const NormRopeParams& params) {
   const Rows<3> rows = make_rows<3>(params.x, {&params.x, &params.cos_freqs, &params.sin_freqs});
-  return make_task(tensors_of(params), rows, params.x.size(-1) / 2, table_step_of(params));
+  return make_task(params, rows, params.x.size(-1) / 2, table_step_of(params));
 }
 
-bool reads_vectors(const RmsNormRopeParams& params) {
-  return reads_vectors(tensors_of(params), kVector / 2 * table_step_of(params));
-}
+bool reads_vectors(const NormRopeParams& params) { return reads_vectors(params, kVector / 2 * table_step_of(params)); }
 
 void launch(const char* op, const NormRopeArgs& args, Stream stream) {
   if (max_rows(args) == 0) return;
@@ -31,7 +25,7 @@ void launch(const char* op, const NormRopeArgs& args, Stream stream) {
 
 }  // namespace
 
-void rms_norm_rope_cuda(const RmsNormRopeParams& params, Stream stream) {
+void rms_norm_rope_cuda(const NormRopeParams& params, Stream stream) {
   rms_norm_rope_check(params);
   const NormRopeArgs args{.tasks = {task_of(params), {}},
                           .num_tasks = 1,
@@ -42,7 +36,7 @@ void rms_norm_rope_cuda(const RmsNormRopeParams& params, Stream stream) {
   launch("rms_norm_rope", args, stream);
 }
 
-void rms_norm_rope_qk_cuda(const RmsNormRopeQkParams& params, Stream stream) {
+void rms_norm_rope_qk_cuda(const NormRopeQkParams& params, Stream stream) {
   rms_norm_rope_qk_check(params);
   const NormRopeArgs args{.tasks = {task_of(params.q), task_of(params.k)},
                           .num_tasks = 2,

@@ -74,12 +74,12 @@ TEST(RmsNormRope, ZeroRowsGiveZerosAndOverflowingOnesNan) {
   std::array<float, 6> x{0, 0, 2e19f, 2e19f, 1, std::numeric_limits<float>::infinity()};
   std::array<float, 2> ones{1, 1};
   std::array<uint16_t, 6> out{};
-  RmsNormRopeParams params{.x = contiguous_view<2>(x.data(), DType::kFloat32, {3, 2}),
-                           .cos_freqs = contiguous_view<1>(ones.data(), DType::kFloat32, {2}),
-                           .sin_freqs = contiguous_view<1>(ones.data(), DType::kFloat32, {2}),
-                           .weights = {},
-                           .eps = 1e-6,
-                           .out = contiguous_view<2>(out.data(), DType::kBFloat16, {3, 2})};
+  NormRopeParams params{.x = contiguous_view<2>(x.data(), DType::kFloat32, {3, 2}),
+                        .cos_freqs = contiguous_view<1>(ones.data(), DType::kFloat32, {2}),
+                        .sin_freqs = contiguous_view<1>(ones.data(), DType::kFloat32, {2}),
+                        .weights = {},
+                        .eps = 1e-6,
+                        .out = contiguous_view<2>(out.data(), DType::kBFloat16, {3, 2})};
   rms_norm_rope_cpu(params);
   EXPECT_EQ(out, (std::array<uint16_t, 6>{0, 0, kNan, kNan, kNan, kNan}));
   std::array<uint8_t, 6> fp8{};
@@ -138,16 +138,16 @@ TEST(RmsNormRopeQk, EachTensorHasItsWeightsAndTables) {
   EXPECT_EQ(k_out, (std::array<uint16_t, 2>{kThree, kMinus | kOne}));  // v = 1 -1: 2 + 1, -2 + 1
 }
 
-const RmsNormRopeParams kGood{.x = contiguous_view<3>(nullptr, DType::kBFloat16, {2, 5, 8}),
-                              .cos_freqs = contiguous_view<3>(nullptr, DType::kFloat32, {1, 5, 8}),
-                              .sin_freqs = contiguous_view<2>(nullptr, DType::kBFloat16, {5, 8}),
-                              .weights = contiguous_view<1>(nullptr, DType::kFloat16, {8}),
-                              .eps = 1e-6,
-                              .out = {}};
+const NormRopeParams kGood{.x = contiguous_view<3>(nullptr, DType::kBFloat16, {2, 5, 8}),
+                           .cos_freqs = contiguous_view<3>(nullptr, DType::kFloat32, {1, 5, 8}),
+                           .sin_freqs = contiguous_view<2>(nullptr, DType::kBFloat16, {5, 8}),
+                           .weights = contiguous_view<1>(nullptr, DType::kFloat16, {8}),
+                           .eps = 1e-6,
+                           .out = {}};
 
 TEST(RmsNormRope, Refuses) {
   const auto refusal = [](auto change) {
-    RmsNormRopeParams params = kGood;
+    NormRopeParams params = kGood;
     change(params);
     return message_of([&] { rms_norm_rope_check(params); });
   };
@@ -188,7 +188,7 @@ TEST(RmsNormRope, Refuses) {
 
 TEST(RmsNormRopeQk, Refuses) {
   const auto refusal = [](auto change) {
-    RmsNormRopeQkParams params{.q = kGood, .k = kGood};
+    NormRopeQkParams params{.q = kGood, .k = kGood};
     change(params);
     return message_of([&] { rms_norm_rope_qk_check(params); });
   };

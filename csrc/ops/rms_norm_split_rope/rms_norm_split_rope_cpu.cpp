@@ -12,13 +12,6 @@ namespace ltx {
 
 namespace {
 
-struct Names {
-  const char* x;
-  const char* cos_freqs;
-  const char* sin_freqs;
-  const char* weights;
-};
-
 // [batch or 1, heads, tokens, head_dim / 2] with heads * head_dim equal to x's last size.
 void check_table(const char* op, const char* name, const TensorView& table, const TensorView& x, const char* x_name) {
   check_device(op, name, table, x.device, x_name);
@@ -34,7 +27,7 @@ void check_table(const char* op, const char* name, const TensorView& table, cons
   check_last_contiguous(op, name, table);
 }
 
-void check(const char* op, const Names& names, const RmsNormSplitRopeParams& params) {
+void check(const char* op, const NormRopeNames& names, const NormRopeParams& params) {
   check_norm(op, names.x, params.x, 3, 3, names.weights, params.weights, params.eps);
   check_table(op, names.cos_freqs, params.cos_freqs, params.x, names.x);
   check_table(op, names.sin_freqs, params.sin_freqs, params.x, names.x);
@@ -50,21 +43,13 @@ int64_t table_offset(const TensorView& table, int64_t batch, int64_t token) {
 
 }  // namespace
 
-void rms_norm_split_rope_check(const RmsNormSplitRopeParams& params) {
-  check("rms_norm_split_rope", {"x", "cos_freqs", "sin_freqs", "weights"}, params);
+void rms_norm_split_rope_check(const NormRopeParams& params) { check("rms_norm_split_rope", {}, params); }
+
+void rms_norm_split_rope_qk_check(const NormRopeQkParams& params) {
+  check_norm_rope_qk("rms_norm_split_rope_qk", check, params);
 }
 
-void rms_norm_split_rope_qk_check(const RmsNormSplitRopeQkParams& params) {
-  constexpr const char* kOp = "rms_norm_split_rope_qk";
-  check(kOp, {"q", "cos_freqs", "sin_freqs", "q_weights"}, params.q);
-  check_device(kOp, "k", params.k.x, params.q.x.device, "q");
-  check(kOp, {"k", "k_cos_freqs", "k_sin_freqs", "k_weights"}, params.k);
-  LTX_CHECK(params.k.x.size(2) == params.q.x.size(2), std::string(kOp) + ": k must have the last size of q, " +
-                                                          std::to_string(params.q.x.size(2)) + ", got " +
-                                                          shape_of(params.k.x));
-}
-
-void rms_norm_split_rope_cpu(const RmsNormSplitRopeParams& params) {
+void rms_norm_split_rope_cpu(const NormRopeParams& params) {
   rms_norm_split_rope_check(params);
   const int64_t tokens = params.x.size(1);
   const int64_t hidden = params.x.size(2);
@@ -101,7 +86,7 @@ void rms_norm_split_rope_cpu(const RmsNormSplitRopeParams& params) {
   });
 }
 
-void rms_norm_split_rope_qk_cpu(const RmsNormSplitRopeQkParams& params) {
+void rms_norm_split_rope_qk_cpu(const NormRopeQkParams& params) {
   rms_norm_split_rope_qk_check(params);
   rms_norm_split_rope_cpu(params.q);
   rms_norm_split_rope_cpu(params.k);

@@ -6,22 +6,18 @@ namespace ltx {
 
 namespace {
 
-NormRopeTensors tensors_of(const RmsNormSplitRopeParams& params) {
-  return {params.x, params.cos_freqs, params.sin_freqs, params.weights, params.out};
-}
-
-NormRopeTask task_of(const RmsNormSplitRopeParams& params) {
+NormRopeTask task_of(const NormRopeParams& params) {
   const TensorView& cos = params.cos_freqs;
   const TensorView& sin = params.sin_freqs;
   Rows<3> rows;
   rows.append(params.x.size(0),
               {params.x.stride(0), cos.size(0) == 1 ? 0 : cos.stride(0), sin.size(0) == 1 ? 0 : sin.stride(0)});
   rows.append(params.x.size(1), {params.x.stride(1), cos.stride(2), sin.stride(2)});
-  return make_task(tensors_of(params), rows, cos.size(3), 0);
+  return make_task(params, rows, cos.size(3), 0);
 }
 
-bool reads_vectors(const RmsNormSplitRopeParams& params) {
-  return params.cos_freqs.size(3) % kVector == 0 && reads_vectors(tensors_of(params), kVector);
+bool reads_vectors(const NormRopeParams& params) {
+  return params.cos_freqs.size(3) % kVector == 0 && reads_vectors(params, kVector);
 }
 
 void launch(const char* op, const NormRopeArgs& args, Stream stream) {
@@ -31,7 +27,7 @@ void launch(const char* op, const NormRopeArgs& args, Stream stream) {
 
 }  // namespace
 
-void rms_norm_split_rope_cuda(const RmsNormSplitRopeParams& params, Stream stream) {
+void rms_norm_split_rope_cuda(const NormRopeParams& params, Stream stream) {
   rms_norm_split_rope_check(params);
   const NormRopeArgs args{.tasks = {task_of(params), {}},
                           .num_tasks = 1,
@@ -42,7 +38,7 @@ void rms_norm_split_rope_cuda(const RmsNormSplitRopeParams& params, Stream strea
   launch("rms_norm_split_rope", args, stream);
 }
 
-void rms_norm_split_rope_qk_cuda(const RmsNormSplitRopeQkParams& params, Stream stream) {
+void rms_norm_split_rope_qk_cuda(const NormRopeQkParams& params, Stream stream) {
   rms_norm_split_rope_qk_check(params);
   const NormRopeArgs args{.tasks = {task_of(params.q), task_of(params.k)},
                           .num_tasks = 2,

@@ -91,12 +91,12 @@ TEST(RmsNormSplitRopeQk, HeadCountsMayDiffer) {
   std::array<uint16_t, 4> q_out{};
   std::array<uint16_t, 4> k_out{};
   const auto params = [&](const std::array<int64_t, 4>& table, std::array<uint16_t, 4>& out) {
-    return RmsNormSplitRopeParams{.x = contiguous_view<3>(x.data(), DType::kFloat32, {1, 1, 4}),
-                                  .cos_freqs = contiguous_view<4>(cos.data(), DType::kFloat32, table),
-                                  .sin_freqs = contiguous_view<4>(sin.data(), DType::kFloat32, table),
-                                  .weights = {},
-                                  .eps = kNoEps,
-                                  .out = contiguous_view<3>(out.data(), DType::kBFloat16, {1, 1, 4})};
+    return NormRopeParams{.x = contiguous_view<3>(x.data(), DType::kFloat32, {1, 1, 4}),
+                          .cos_freqs = contiguous_view<4>(cos.data(), DType::kFloat32, table),
+                          .sin_freqs = contiguous_view<4>(sin.data(), DType::kFloat32, table),
+                          .weights = {},
+                          .eps = kNoEps,
+                          .out = contiguous_view<3>(out.data(), DType::kBFloat16, {1, 1, 4})};
   };
   rms_norm_split_rope_qk_cpu({.q = params({1, 1, 1, 2}, q_out), .k = params({1, 2, 1, 1}, k_out)});
   // q, a head of 4: 1 - 1, 1 + 1, 1 + 1, -1 + 1;  k, two of 2: 1 - 1, 1 + 1, 1 + 1, -1 + 1
@@ -104,16 +104,16 @@ TEST(RmsNormSplitRopeQk, HeadCountsMayDiffer) {
   EXPECT_EQ(k_out, (std::array<uint16_t, 4>{0, kTwo, kTwo, 0}));
 }
 
-const RmsNormSplitRopeParams kGood{.x = contiguous_view<3>(nullptr, DType::kBFloat16, {2, 5, 8}),
-                                   .cos_freqs = contiguous_view<4>(nullptr, DType::kFloat32, {1, 2, 5, 2}),
-                                   .sin_freqs = contiguous_view<4>(nullptr, DType::kBFloat16, {2, 2, 5, 2}),
-                                   .weights = contiguous_view<1>(nullptr, DType::kFloat16, {8}),
-                                   .eps = 1e-6,
-                                   .out = {}};
+const NormRopeParams kGood{.x = contiguous_view<3>(nullptr, DType::kBFloat16, {2, 5, 8}),
+                           .cos_freqs = contiguous_view<4>(nullptr, DType::kFloat32, {1, 2, 5, 2}),
+                           .sin_freqs = contiguous_view<4>(nullptr, DType::kBFloat16, {2, 2, 5, 2}),
+                           .weights = contiguous_view<1>(nullptr, DType::kFloat16, {8}),
+                           .eps = 1e-6,
+                           .out = {}};
 
 TEST(RmsNormSplitRope, Refuses) {
   const auto refusal = [](auto change) {
-    RmsNormSplitRopeParams params = kGood;
+    NormRopeParams params = kGood;
     change(params);
     return message_of([&] { rms_norm_split_rope_check(params); });
   };
@@ -152,7 +152,7 @@ TEST(RmsNormSplitRope, Refuses) {
 
 TEST(RmsNormSplitRopeQk, Refuses) {
   const auto refusal = [](auto change) {
-    RmsNormSplitRopeQkParams params{.q = kGood, .k = kGood};
+    NormRopeQkParams params{.q = kGood, .k = kGood};
     change(params);
     return message_of([&] { rms_norm_split_rope_qk_check(params); });
   };
