@@ -341,6 +341,40 @@ def test_gemm_config_is_a_function_of_its_arguments() -> None:
     assert str(error.value) == "gemm_config: capability must be one with a kernel of fp8_gemm, got 8.0"
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"m": -1}, "m must be an integer, at least 0, got -1"),
+        ({"m": 1.0}, "m must be an integer, at least 0, got 1.0"),
+        ({"n": 12}, "n must be a multiple of 8, at least 8, got 12"),
+        ({"n": 0}, "n must be a multiple of 8, at least 8, got 0"),
+        ({"k": 8}, "k must be a multiple of 16, at least 16, got 8"),
+        ({"num_sms": 0}, "num_sms must be an integer, at least 1, got 0"),
+        ({"capability": 90}, "capability must be a pair such as (9, 0), got 90"),
+        ({"capability": (7, 5)}, "capability must be one with a kernel of fp8_gemm, got 7.5"),
+    ],
+)
+def test_gemm_config_messages(change: dict[str, object], message: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^{re.escape('gemm_config: ' + message)}$"):
+        gemm_config(**{"m": 4, "n": 8, "k": 16, **H200, **change})
+
+
+def test_gemm_config_of_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        RuntimeError, match="^gemm_config: num_sms and capability must be given where there is no GPU, "
+    ):
+        gemm_config(4, 8, 16)
+
+
+def test_operands_that_are_no_pairs() -> None:
+    a, a_scales, b, b_scales = make_inputs(GemmCase("pairs"), "cpu")[:4]
+    for value, got in ((a, "Tensor"), ((a, a_scales, a), "3 entries"), (None, "NoneType")):
+        for name, operands in (("a", (value, (b, b_scales))), ("b", ((a, a_scales), value))):
+            with pytest.raises(TypeError, match=f"^fp8_gemm: {name} must be a pair \\(q, scales\\), got {got}$"):
+                blockwise_fp8_gemm(*operands, None, False)
+
+
 def has_sm90() -> bool:
     built = "sm_90a" in torch.ops.ltx_kernels.built_architectures().split()
     return built and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

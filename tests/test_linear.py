@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -31,6 +32,7 @@ from ltx_kernels.blockwise import (
 )
 
 FP8 = torch.float8_e4m3fn
+DTYPES = "bfloat16, float16 or float32"
 LAYERS = [BlockwiseFP8Linear, BlockwiseFP6Linear]
 Layer = BlockwiseFP8Linear | BlockwiseFP6Linear
 both = pytest.mark.parametrize("cls", LAYERS)
@@ -190,8 +192,88 @@ def test_construction_refuses_sizes(cls: type[Layer]) -> None:
         cls(40, 8)
     with pytest.raises(ValueError, match=f"^{name}: out_features must be a positive multiple of 8, got 12$"):
         cls(16, 12)
-    with pytest.raises(ValueError, match=f"^{name}: in_features must be a positive multiple of 16, got 72$"):
-        cls.from_linear(nn.Linear(72, 8))
+    with pytest.raises(ValueError, match=f"^{name}: in_features must be a positive multiple of 16, got '16'$"):
+        cls("16", 8)
+    with pytest.raises(ValueError, match=f"^{name}: out_features must be a positive multiple of 8, got 8.0$"):
+        cls(16, 8.0)
+
+
+class Marked(Tensor):
+    """A tensor of a kind that the ops do not know, as a sharded one is."""
+
+
+def with_extra(**extra: object) -> nn.Linear:
+    linear = nn.Linear(32, 16)
+    for name, value in extra.items():
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            delattr(linear, name)
+        setattr(linear, name, value)
+    return linear
+
+
+def without(name: str) -> nn.Linear:
+    linear = nn.Linear(32, 16)
+    delattr(linear, name)
+    return linear
+
+
+def hooked(register: str, *hook: object) -> nn.Linear:
+    linear = nn.Linear(32, 16)
+    getattr(linear, register)(*hook or [print])
+    return linear
+
+
+# What quantize_model refuses too, each with the end of the message.
+REFUSED = [
+    (nn.Linear(72, 8), ".in_features must be a positive multiple of 16, got 72"),
+    (nn.Linear(16, 12), ".out_features must be a positive multiple of 8, got 12"),
+    (nn.Linear(32, 16).double(), f".weight must be {DTYPES}, got torch.float64"),
+    (with_extra(weight=nn.Parameter(torch.ones(16, 64))), ".weight must have shape [16, 32], got [16, 64]"),
+    (with_extra(bias=nn.Parameter(torch.ones(32))), ".bias must have shape [16], got [32]"),
+    (with_extra(bias=nn.Parameter(torch.ones(16).double())), f".bias must be {DTYPES}, got torch.float64"),
+    (with_extra(weight=torch.ones(16, 32)), ".weight must be a parameter, got Tensor"),
+    (without("weight"), ".weight must be a parameter, got NoneType"),
+    (without("bias"), ".bias must be a parameter, got NoneType"),
+    (
+        with_extra(weight=nn.Parameter(torch.ones(16, 32).as_subclass(Marked))),
+        ".weight must be a plain nn.Parameter, got Marked",
+    ),
+    (with_extra(lora=nn.Linear(8, 8)), " must have nothing that the new layer would lose, got lora"),
+    (with_extra(gain=nn.Parameter(torch.ones(1))), " must have nothing that the new layer would lose, got gain"),
+    (with_extra(forward=lambda x: x), " must have nothing that the new layer would lose, got forward"),
+    *(
+        (hooked(f"register_{name}"), f" must have nothing that the new layer would lose, got _{name}s")
+        for name in ("forward_hook", "forward_pre_hook", "state_dict_pre_hook", "load_state_dict_post_hook")
+    ),
+    (hooked("register_full_backward_hook"), " must have nothing that the new layer would lose, got _backward_hooks"),
+]
+
+
+@both
+@pytest.mark.parametrize(("source", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_from_linear_refuses(cls: type[Layer], source: nn.Linear, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape('from_linear: linear' + message)}$"):
+        cls.from_linear(source)
+
+
+@both
+def test_from_linear_refuses_other_modules(cls: type[Layer]) -> None:
+    for value, kind in (
+        (3, "int"),
+        (None, "NoneType"),
+        (nn.Embedding(16, 16), "Embedding"),
+        (cls(16, 8), cls.__name__),
+    ):
+        for transform_weights in (True, False):
+            with pytest.raises(TypeError, match=f"^from_linear: linear must be an nn.Linear, got {kind}$"):
+                cls.from_linear(value, transform_weights)
+
+
+@both
+def test_from_linear_of_a_transposed_weight(cls: type[Layer]) -> None:
+    source, transposed = make_linear(), make_linear()
+    transposed.weight.data = source.weight.T.contiguous().T
+    assert_same_bits([*cls.from_linear(transposed).parameters()][:2], [*cls.from_linear(source).parameters()][:2])
 
 
 @both
@@ -246,12 +328,67 @@ def test_dequantizing(cls: type[Layer], dtype: torch.dtype) -> None:
     assert pair.dtype == torch.bfloat16 and relative_error(pair, out) < 0.05
 
 
+PAIR = blockwise_quantize(torch.ones(3, 272))
+
+
 @pytest.mark.parametrize("backend", ["dequantize", None])
-def test_x_of_a_dtype_that_is_refused(backend: str | None) -> None:
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(2, 272, dtype=torch.int64), f"x must be {DTYPES}, got (torch.)?int64"),
+        (torch.ones(2, 272, dtype=torch.float64), f"x must be {DTYPES}, got (torch.)?float64"),
+        (torch.ones(2, 272).to(FP8), f"x must be {DTYPES}, got (torch.)?float8_e4m3fn"),
+        (torch.randn(3, 0), r"x must have a last size of 272, got \[3, 0\]"),
+        (torch.randn(3, 136), r"x must have a last size of 272, got \[3, 136\]"),
+        (torch.tensor(1.0), r"x must have a last size of 272, got \[\]"),
+        (torch.ones(2, 272, device="meta"), "x must be on cpu like weight, got meta"),
+        (None, r"x must be a tensor or a tuple \(q, scales\), got NoneType"),
+        ([*PAIR], r"x must be a tensor or a tuple \(q, scales\), got list"),
+        ((torch.ones(2, 272),), r"x must be a pair \(q, scales\), got 1 entries"),
+        ((*PAIR, None), r"x must be a pair \(q, scales\), got 3 entries"),
+        ((3, 4), r"x must be a tensor or a tuple \(q, scales\), got a tuple of 2"),
+        ((PAIR[0][:, :256], PAIR[1][:, :2]), r"x must have a last size of 272, got \[3, 256\]"),
+        ((PAIR[0].float(), PAIR[1]), "(q|a) must be float8_e4m3fn, got float32"),
+        ((PAIR[0].view(torch.uint8), PAIR[1]), "(q|a) must be float8_e4m3fn, got uint8"),
+        ((PAIR[0].t().contiguous().t(), PAIR[1]), "(q|a) must have a contiguous last dimension, got stride 3"),
+        ((PAIR[0].to("meta"), PAIR[1]), "x must be on cpu like weight, got meta"),
+        ((PAIR[0], PAIR[1].to("meta")), "(a_)?scales must be on cpu like (q|a), got meta"),
+        ((PAIR[0], PAIR[1].double()), f"(a_)?scales must be {DTYPES}, got float64"),
+        ((PAIR[0], PAIR[1][:, :2]), r"(a_)?scales must have shape \[3, 3\], got \[3, 2\]"),
+        ((PAIR[0], PAIR[1][:2]), r"(a_)?scales must have shape \[3, 3\], got \[2, 3\]"),
+        ((PAIR[0], None), "(a_)?scales must be on cpu like (q|a), got None"),
+    ],
+    ids=lambda value: "x" if not isinstance(value, str) else value,
+)
+def test_x_that_is_refused(backend: str | None, x: object, message: str) -> None:
     set_backend("linear", backend)
-    for dtype in (torch.int64, torch.float64):
-        with pytest.raises(RuntimeError, match="x must be bfloat16, float16 or float32, got (torch.)?(int64|float64)$"):
-            make_layer(BlockwiseFP8Linear)(torch.ones(2, 272, dtype=dtype))
+    with pytest.raises((RuntimeError, TypeError), match=f"^(linear|quantize|dequantize|fp8_gemm): {message}$"):
+        make_layer(BlockwiseFP8Linear)(x)
+
+
+@pytest.mark.parametrize("backend", ["dequantize", None])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("weight", torch.zeros(136, 272).bfloat16(), "(weight|b) must be .*, got (torch.)?bfloat16"),
+        (
+            "weight",
+            torch.zeros(136, 272).byte(),
+            "(weight must be .*, got torch.uint8|b must .*(uint8 is packed fp6).*)",
+        ),
+        ("weight_scale", torch.ones(2, 3).double(), "(weight_scale|b_scales) must be .*, got (torch.)?float64"),
+        ("weight_scale", torch.ones(3, 2), r"(weight_scale|b_scales) must have shape \[2, 3\], got \[3, 2\]"),
+        ("weight_scale", torch.ones(4, 6), r"(weight_scale|b_scales) must have shape \[2, 3\], got \[4, 6\]"),
+        ("bias", torch.ones(136).bfloat16(), "bias must be (torch.)?float32, got (torch.)?bfloat16"),
+        ("bias", torch.ones(272), r"bias must have shape \[136\], got \[272\]"),
+    ],
+)
+def test_parameters_that_were_assigned_are_checked(backend: str | None, name: str, value: Tensor, message: str) -> None:
+    set_backend("linear", backend)
+    layer = make_layer(BlockwiseFP8Linear)
+    setattr(layer, name, nn.Parameter(value, requires_grad=False))
+    with pytest.raises(RuntimeError, match=f"^(linear|fp8_gemm): {message}$"):
+        layer(torch.ones(1, 272))
 
 
 @both
@@ -553,6 +690,12 @@ def test_fuse_delta_refuses(cls: type[Layer]) -> None:
         layer.fuse_delta(torch.zeros(136, 272, dtype=torch.int32))
     with pytest.raises(ValueError, match="^fuse_delta: delta must be on cpu like weight, got meta$"):
         layer.fuse_delta(torch.zeros(136, 272, device="meta"))
+    with pytest.raises(ValueError, match="^fuse_delta: delta must be torch.strided, got torch.sparse_coo$"):
+        layer.fuse_delta(torch.zeros(136, 272).to_sparse())
+    with pytest.raises(ValueError, match="^fuse_delta: delta must not require grad .*, use torch.no_grad"):
+        layer.fuse_delta(torch.zeros(136, 272, requires_grad=True))
+    with pytest.raises(TypeError, match="^fuse_delta: delta must be a tensor, got int$"):
+        layer.fuse_delta(3)
     assert_same_bits(layer.state_dict(), before)
 
 
@@ -626,33 +769,60 @@ def test_quantize_model_of_a_layer_and_of_none() -> None:
     assert quantize_model(model) is model
 
 
-def test_quantize_model_checks_all_layers_first() -> None:
-    rule = "BlockwiseFP8Linear: in_features must be a positive multiple of 16, got 8"
-    message = f"^quantize_model: 1.0: {rule}; exclude it by filter$"
-    model = nn.Sequential(nn.Linear(16, 8), nn.Sequential(nn.Linear(8, 8)))
-    with pytest.raises(ValueError, match=message):
-        quantize_model(model, progress=False)
+@pytest.mark.parametrize(("layer", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_quantize_model_checks_all_layers_first(layer: nn.Linear, message: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.Sequential(layer))
+    with pytest.raises(ValueError, match=f"^{re.escape(f'quantize_model: 1.0{message}; exclude it by filter')}$"):
+        quantize_model(model, filter=lambda name, layer: name in ("0", "1.0"), progress=False)
     assert type(model[0]) is nn.Linear
-    quantize_model(model, filter=lambda name, layer: name != "1.0", progress=False)
-    assert type(model[0]) is BlockwiseFP8Linear
-
-    model = nn.Sequential(nn.Linear(16, 8), nn.Linear(16, 8, dtype=torch.float64))
-    message = "^quantize_model: 1.weight must be bfloat16, float16 or float32, got torch.float64; exclude it by filter$"
-    with pytest.raises(ValueError, match=message):
-        quantize_model(model, progress=False)
-    assert type(model[0]) is nn.Linear
-    with pytest.raises(ValueError, match="^quantize_model: bits must be 8 or 6, got 4$"):
-        quantize_model(model, 4)
+    quantize_model(model, filter=lambda name, layer: name == "0", progress=False)
+    assert type(model[0]) is BlockwiseFP8Linear and model[1][0] is layer
 
 
-def test_quantize_model_refuses_a_layer_with_a_hook() -> None:
-    model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 8))
-    handle = model[1].register_forward_hook(lambda module, inputs, output: output * 2)
-    with pytest.raises(ValueError, match="^quantize_model: 1 must have no hooks, which a new layer would lose; "):
-        quantize_model(model, progress=False)
+def test_quantize_model_refuses_arguments() -> None:
+    model = nn.Sequential(nn.Linear(16, 8))
+    for options, error, message in [
+        ({"module": 3}, TypeError, "module must be an nn.Module, got int"),
+        ({"module": nn.Linear}, TypeError, "module must be an nn.Module, got type"),
+        (
+            {"module": nn.Linear(8, 8)},
+            ValueError,
+            "module.in_features must be a positive .*, got 8; exclude it by filter",
+        ),
+        ({"bits": 7}, ValueError, "bits must be 8 or 6, got 7"),
+        ({"bits": "8"}, ValueError, "bits must be 8 or 6, got '8'"),
+        ({"filter": "0"}, TypeError, "filter must be a function of name and layer or None, got str"),
+        ({"filter": lambda name, layer: None}, TypeError, "filter must return True or False, got None for 0"),
+        ({"progress": None}, TypeError, "progress must be True or False, got None"),
+        ({"progress": 1}, TypeError, "progress must be True or False, got 1"),
+    ]:
+        with pytest.raises(error, match=f"^quantize_model: {message}$"):
+            quantize_model(**{"module": model, "progress": False, **options})
+    with pytest.raises(ZeroDivisionError):
+        quantize_model(model, filter=lambda name, layer: 1 / 0)
     assert type(model[0]) is nn.Linear
-    handle.remove()
-    assert type(quantize_model(model, progress=False)[1]) is BlockwiseFP8Linear
+
+
+def test_quantize_model_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer is then the old or the new one, and a second call takes the rest."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    x = torch.randn(2, 16)
+    expected = model(x)
+    quantize = BlockwiseFP8Linear.from_linear.__func__
+
+    def interrupted(cls: type[Layer], layer: nn.Linear) -> Layer:
+        if layer is third:
+            raise KeyboardInterrupt
+        return quantize(cls, layer)
+
+    third = model[2]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(BlockwiseFP8Linear, "from_linear", classmethod(interrupted))
+        quantize_model(model)
+    assert [type(layer) for layer in model] == 2 * [BlockwiseFP8Linear] + 2 * [nn.Linear]
+    quantize_model(model, progress=False)
+    assert {type(layer) for layer in model} == {BlockwiseFP8Linear}
+    assert relative_error(model(x), expected) < 0.1
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -12,6 +12,15 @@ _ops = torch.ops.ltx_kernels
 _GELU_FORMS = {None: None, "tanh": 1, "sigmoid": 2}
 
 
+def pair_of(op: str, argument: str, value: object) -> tuple[Tensor, Tensor]:
+    """The two entries of an argument that must be a pair."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{op}: {argument} must be a pair (q, scales), got {type(value).__name__}")
+    if len(value) != 2:
+        raise TypeError(f"{op}: {argument} must be a pair (q, scales), got {len(value)} entries")
+    return value[0], value[1]
+
+
 def rms_norm_rope(
     x: Tensor,
     cos_freqs: Tensor,
@@ -229,8 +238,7 @@ def blockwise_dequantize(pair: tuple[Tensor, Tensor]) -> Tensor:
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    q, scales = pair
-    return route(_ops.dequantize.default)(q, scales)
+    return route(_ops.dequantize.default)(*pair_of("dequantize", "pair", pair))
 
 
 def blockwise_dequantize_triton(q: Tensor, scales: Tensor) -> Tensor:

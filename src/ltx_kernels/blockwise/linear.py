@@ -4,7 +4,9 @@ import functools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from ltx_kernels.blockwise.functional import (
     fp6_pack_tensor,
     fp6_unpack_tensor,
     fp8_blockwise_quantize_weights_torch,
+    pair_of,
 )
 
 FP8 = torch.float8_e4m3fn
@@ -66,7 +69,9 @@ def blockwise_fp8_gemm(
         RuntimeError: an argument breaks a rule above, or the device has no code for the product; the message names it,
             the rule and the value.
     """
-    return call(_ops.fp8_gemm.default, *a, *b, bias, residual, use_fast_accum, out_dtype)
+    q, scales = pair_of("fp8_gemm", "a", a)
+    weight, weight_scale = pair_of("fp8_gemm", "b", b)
+    return call(_ops.fp8_gemm.default, q, scales, weight, weight_scale, bias, residual, use_fast_accum, out_dtype)
 
 
 class GemmConfig(NamedTuple):
@@ -99,12 +104,21 @@ def gemm_config(
         capability: its compute capability, (9, 0) say; None: the current one's.
 
     Raises:
-        RuntimeError: devices of this capability have no kernel of the product.
+        RuntimeError: devices of this capability have no kernel of the product, or an argument breaks a rule of the
+            product; or num_sms or capability is None without a GPU.
     """
+    if (num_sms is None or capability is None) and not torch.cuda.is_available():
+        raise RuntimeError("gemm_config: num_sms and capability must be given where there is no GPU, got None")
     if num_sms is None:
         num_sms = torch.cuda.get_device_properties().multi_processor_count
     if capability is None:
         capability = torch.cuda.get_device_capability()
+    for name, value, least, factor in (("m", m, 0, 1), ("n", n, 8, 8), ("k", k, 16, 16), ("num_sms", num_sms, 1, 1)):
+        if not isinstance(value, Integral) or value < least or value % factor != 0:
+            rule = f"be a multiple of {factor}, at least {least}" if factor > 1 else f"be an integer, at least {least}"
+            raise RuntimeError(f"gemm_config: {name} must {rule}, got {value!r}")
+    if not isinstance(capability, tuple) or len(capability) != 2:
+        raise RuntimeError(f"gemm_config: capability must be a pair such as (9, 0), got {capability!r}")
     major, minor = capability
     config = _ops.fp8_gemm_config(m, n, k, num_sms, 10 * major + minor)
     if not config:
@@ -134,14 +148,11 @@ class _BlockwiseLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, size, factor in (("in_features", in_features, 16), ("out_features", out_features, 8)):
-            if size <= 0 or size % factor != 0:
-                raise ValueError(f"{type(self).__name__}: {name} must be a positive multiple of {factor}, got {size}")
+        _check_sizes(f"{type(self).__name__}: ", in_features, out_features)
         self.in_features = in_features
         self.out_features = out_features
-        scale_shape = (-(-out_features // BLOCK_SIZE), -(-in_features // BLOCK_SIZE))
         self.weight = _parameter(torch.empty(self._weight_shape(), dtype=self.weight_dtype, device=device))
-        self.weight_scale = _parameter(torch.empty(scale_shape, dtype=torch.float32, device=device))
+        self.weight_scale = _parameter(torch.empty(self._scale_shape(), dtype=torch.float32, device=device))
         if bias:
             self.bias = _parameter(torch.empty(out_features, dtype=torch.float32, device=device))
         else:
@@ -149,6 +160,9 @@ class _BlockwiseLinear(nn.Module):
 
     def _weight_shape(self) -> tuple[int, int]:
         raise NotImplementedError
+
+    def _scale_shape(self) -> tuple[int, int]:
+        return -(-self.out_features // BLOCK_SIZE), -(-self.in_features // BLOCK_SIZE)
 
     @staticmethod
     def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,20 +178,28 @@ class _BlockwiseLinear(nn.Module):
         """A layer in place of an ``nn.Linear``, on its device.
 
         Args:
-            linear: weights bf16, fp16 or fp32; sizes as the class has them.
+            linear: weights bf16, fp16 or fp32; sizes as the class has them; no hooks and the like, which would be lost.
             transform_weights: quantize its weights. False reads no values and leaves the parameters uninitialized, to
                 be loaded later; the device may be "meta".
 
         Raises:
-            ValueError: sizes that the class refuses.
-            RuntimeError: weights of another dtype.
+            TypeError: linear is something else.
+            ValueError: it breaks a rule above; the message names it.
+            RuntimeError: it is on a device that has no code for quantizing.
         """
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"from_linear: linear must be an nn.Linear, got {_kind(linear)}")
+        _check_linear("from_linear: linear", linear)
+        if transform_weights:
+            _check_weights("from_linear: linear", linear)
         device = linear.weight.device
         layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device=device)
         layer.train(linear.training)
         if transform_weights:
             with torch.no_grad():
-                weight, scale = cls._quantize(linear.weight)
+                source = linear.weight
+                # A transposed weight is copied; of one with rows apart, the op takes the strides as they are.
+                weight, scale = cls._quantize(source if source.stride(1) == 1 else source.contiguous())
                 layer.weight = _parameter(weight)
                 layer.weight_scale = _parameter(scale)
                 if layer.bias is not None:
@@ -203,7 +225,12 @@ class _BlockwiseLinear(nn.Module):
 
         Returns:
             ``[..., out]``, of x's dtype; bf16 for a pair.
+
+        Raises:
+            TypeError: x is something else.
+            RuntimeError: x breaks a rule above; the message names it, the rule and the value.
         """
+        self._check_input(x)
         if self.backend == "dequantize":
             reason = lacks("fp8_gemm", self.weight.device)
             if reason:
@@ -220,15 +247,39 @@ class _BlockwiseLinear(nn.Module):
         )
         return out.view(*q.shape[:-1], self.out_features)
 
+    def _check_input(self, x: Tensor | tuple[Tensor, Tensor]) -> None:
+        values = pair_of("linear", "x", x)[0] if isinstance(x, tuple) else x
+        if not isinstance(values, Tensor):
+            raise TypeError(f"linear: x must be a tensor or a tuple (q, scales), got {_kind(x)}")
+        if values.dim() == 0 or values.shape[-1] != self.in_features:
+            raise RuntimeError(f"linear: x must have a last size of {self.in_features}, got {list(values.shape)}")
+        if values.device != self.weight.device:
+            raise RuntimeError(f"linear: x must be on {self.weight.device} like weight, got {values.device}")
+
     def _dequantizing_product(self, weight: Tensor, scale: Tensor, bias: Tensor | None, *x_or_pair: Tensor) -> Tensor:
         x = blockwise_dequantize(x_or_pair) if len(x_or_pair) == 2 else x_or_pair[0]
         if x.dtype not in _FLOATS:
             raise RuntimeError(f"linear: x must be bfloat16, float16 or float32, got {x.dtype}")
+        self._check_parameters(weight, scale, bias)
         out = x.new_empty((*x.shape[:-1], self.out_features))
         for rows in self._tiles():
             tile = self._dequantized(weight, scale, rows).to(x.dtype)
             out[..., rows] = nn.functional.linear(x, tile, None if bias is None else bias[rows].to(x.dtype))
         return out
+
+    def _check_parameters(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        """What the product checks of them: somebody may have assigned others."""
+        for name, tensor, dtypes, shape in (
+            ("weight", weight, (self.weight_dtype,), self._weight_shape()),
+            ("weight_scale", scale, _FLOATS, self._scale_shape()),
+            ("bias", bias, (torch.float32,), (self.out_features,)),
+        ):
+            if tensor is None:
+                continue
+            if tensor.dtype not in dtypes:
+                raise RuntimeError(f"linear: {name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+            if tuple(tensor.shape) != shape:
+                raise RuntimeError(f"linear: {name} must have shape {list(shape)}, got {list(tensor.shape)}")
 
     def fuse_delta(self, delta: Tensor) -> None:
         """Add a matrix to the weight, in place: dequantize, add, quantize again, some rows at a time.
@@ -238,8 +289,11 @@ class _BlockwiseLinear(nn.Module):
                 matrix later undoes it up to rounding.
 
         Raises:
-            ValueError: delta has another shape, dtype or device.
+            TypeError: delta is no tensor.
+            ValueError: delta has another shape, dtype, layout or device, or requires grad while grad mode is on.
         """
+        if not isinstance(delta, Tensor):
+            raise TypeError(f"fuse_delta: delta must be a tensor, got {_kind(delta)}")
         shape = (self.out_features, self.in_features)
         if tuple(delta.shape) != shape:
             raise ValueError(f"fuse_delta: delta must have shape {list(shape)}, got {list(delta.shape)}")
@@ -247,6 +301,11 @@ class _BlockwiseLinear(nn.Module):
             raise ValueError(f"fuse_delta: delta must be bfloat16, float16 or float32, got {delta.dtype}")
         if delta.device != self.weight.device:
             raise ValueError(f"fuse_delta: delta must be on {self.weight.device} like weight, got {delta.device}")
+        if delta.layout != torch.strided:
+            raise ValueError(f"fuse_delta: delta must be torch.strided, got {delta.layout}")
+        if torch.is_grad_enabled() and delta.requires_grad:
+            raise ValueError("fuse_delta: delta must not require grad (there is no backward), use torch.no_grad()")
+        self._check_parameters(self.weight, self.weight_scale, None)
         with torch.no_grad():
             for rows in self._tiles():
                 before = self._dequantized(self.weight, self.weight_scale, rows)
@@ -327,6 +386,45 @@ class _BlockwiseLinear(nn.Module):
             backend = "none"
         bias = self._parameters.get("bias") is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, backend={backend}"
+
+
+def _check_sizes(prefix: str, in_features: int, out_features: int) -> None:
+    for name, size, factor in (("in_features", in_features, 16), ("out_features", out_features, 8)):
+        if not isinstance(size, Integral) or size <= 0 or size % factor != 0:
+            raise ValueError(f"{prefix}{name} must be a positive multiple of {factor}, got {size!r}")
+
+
+def _check_linear(name: str, linear: nn.Linear) -> None:
+    """Refuse what a quantized layer could not be or hold."""
+    _check_sizes(f"{name}.", linear.in_features, linear.out_features)
+    for attribute in ("weight", "bias"):
+        if attribute not in linear._parameters:
+            raise ValueError(f"{name}.{attribute} must be a parameter, got {_kind(getattr(linear, attribute, None))}")
+    lost = [attribute for attribute, value in vars(linear).items() if attribute.endswith("_hooks") and value]
+    lost += ["forward"] if "forward" in vars(linear) else []  # one of its own, as wrappers set it
+    lost += {**linear._parameters, **linear._buffers, **linear._modules}.keys() - {"weight", "bias"}
+    if lost:
+        raise ValueError(f"{name} must have nothing that the new layer would lose, got {', '.join(lost)}")
+
+
+def _check_weights(name: str, linear: nn.Linear) -> None:
+    """Refuse values that cannot be quantized."""
+    shapes = {"weight": (linear.out_features, linear.in_features), "bias": (linear.out_features,)}
+    for attribute, shape in shapes.items():
+        tensor = getattr(linear, attribute)
+        if tensor is None:
+            continue
+        if type(tensor) is not nn.Parameter:
+            raise ValueError(f"{name}.{attribute} must be a plain nn.Parameter, got {_kind(tensor)}")
+        if tensor.dtype not in _FLOATS:
+            raise ValueError(f"{name}.{attribute} must be bfloat16, float16 or float32, got {tensor.dtype}")
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}.{attribute} must have shape {list(shape)}, got {list(tensor.shape)}")
+    get_backend("quantize_weights", linear.weight.device)
+
+
+def _kind(value: object) -> str:
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:
@@ -421,28 +519,37 @@ def quantize_model(
     Args:
         module: the model.
         bits: 8 or 6.
-        filter: which layers to swap, by name and layer; None: all.
+        filter: which layers to swap, by name and layer, as True or False; None: all.
         progress: show a bar on stderr, if rich is installed.
 
     Returns:
         The model; if it is a Linear layer itself, the new layer.
 
     Raises:
-        ValueError: bits is another number, or a layer has a size or dtype that cannot be quantized, hooks, or a
+        TypeError: module, filter, what filter returns, or progress is something else.
+        ValueError: bits is another number, or a layer breaks a rule of :meth:`BlockwiseFP8Linear.from_linear`, or has a
             parameter that another module has too.
         RuntimeError: a layer is on a device that has no code for quantizing.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"quantize_model: module must be an nn.Module, got {_kind(module)}")
     if bits not in (8, 6):
-        raise ValueError(f"quantize_model: bits must be 8 or 6, got {bits}")
+        raise ValueError(f"quantize_model: bits must be 8 or 6, got {bits!r}")
+    if filter is not None and not callable(filter):
+        raise TypeError(f"quantize_model: filter must be a function of name and layer or None, got {_kind(filter)}")
+    if not isinstance(progress, bool):
+        raise TypeError(f"quantize_model: progress must be True or False, got {progress!r}")
     cls = BlockwiseFP8Linear if bits == 8 else BlockwiseFP6Linear
     root = nn.ModuleList([module])  # so that a model that is a layer itself has a place too
     queue = _find_linears(root, filter)
-    _check_quantizable(cls, root, queue)
-    for _ in _with_bar(len(queue), progress):
-        linear, places = queue.popleft()  # its memory is free once its places hold the new layer
-        layer = cls.from_linear(linear)
-        for place in places:
-            setattr(place.parent, place.attribute, layer)
+    _check_quantizable(root, queue)
+    with _bar(len(queue), progress) as advance:
+        while queue:
+            linear, places = queue.popleft()  # its memory is free once its places hold the new layer
+            layer = cls.from_linear(linear)
+            for place in places:
+                setattr(place.parent, place.attribute, layer)
+            advance()
     return root[0]
 
 
@@ -460,10 +567,15 @@ def _find_linears(
         for attribute, child in parent._modules.items():  # named_children() would name a shared layer once
             if type(child) is nn.Linear:
                 found.setdefault(child, []).append(_Place(parent, attribute, _name_in_model(prefix, attribute)))
+
+    def taken(name: str, linear: nn.Linear) -> bool:
+        answer = True if filter is None else filter(name, linear)
+        if not isinstance(answer, bool):
+            raise TypeError(f"quantize_model: filter must return True or False, got {answer!r} for {name}")
+        return answer
+
     return deque(
-        (linear, places)
-        for linear, places in found.items()
-        if filter is None or all(filter(place.name, linear) for place in places)
+        (linear, places) for linear, places in found.items() if all(taken(place.name, linear) for place in places)
     )
 
 
@@ -472,16 +584,19 @@ def _name_in_model(prefix: str, attribute: str) -> str:
     return f"{prefix}.{attribute}".removeprefix(".").partition(".")[2]
 
 
-def _check_quantizable(
-    cls: type[_BlockwiseLinear], root: nn.ModuleList, queue: Iterable[tuple[nn.Linear, list[_Place]]]
-) -> None:
+def _check_quantizable(root: nn.ModuleList, queue: Iterable[tuple[nn.Linear, list[_Place]]]) -> None:
     owners: dict[int, dict[nn.Module, str]] = {}
     for prefix, module in root.named_modules():
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 owners.setdefault(_address(parameter), {})[module] = _name_in_model(prefix, attribute)
     for linear, places in queue:
-        _check_layer(cls, places[0].name, linear)
+        name = f"quantize_model: {places[0].name or 'module'}"
+        try:
+            _check_linear(name, linear)
+            _check_weights(name, linear)
+        except ValueError as error:
+            raise ValueError(f"{error}; exclude it by filter") from None
         for parameter in linear.parameters():
             held = owners[_address(parameter)]
             for module, name in held.items():
@@ -496,30 +611,18 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() or id(tensor)
 
 
-def _check_layer(cls: type[_BlockwiseLinear], name: str, linear: nn.Linear) -> None:
-    try:
-        cls(linear.in_features, linear.out_features, device="meta")
-    except ValueError as error:
-        raise ValueError(f"quantize_model: {name}: {error}; exclude it by filter") from None
-    if linear.weight.dtype not in _FLOATS:
-        raise ValueError(
-            f"quantize_model: {name}.weight must be bfloat16, float16 or float32, got {linear.weight.dtype}; "
-            "exclude it by filter"
-        )
-    if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
-        raise ValueError(
-            f"quantize_model: {name} must have no hooks, which a new layer would lose; exclude it by filter"
-        )
-    get_backend("quantize_weights", linear.weight.device)
-
-
-def _with_bar(count: int, progress: bool) -> Iterable[int]:
-    if progress:
+@contextmanager
+def _bar(count: int, progress: bool) -> Iterator[Callable[[], object]]:
+    """A bar over a number of layers, and the call that says that one is done."""
+    if progress and count:
         try:
             from rich.console import Console
-            from rich.progress import track
+            from rich.progress import Progress
         except ImportError:
             pass
         else:
-            return track(range(count), description="Quantizing", console=Console(stderr=True))
-    return range(count)
+            with Progress(console=Console(stderr=True)) as bar:
+                task = bar.add_task("Quantizing", total=count)
+                yield lambda: bar.advance(task)
+            return
+    yield lambda: None
