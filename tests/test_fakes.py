@@ -62,5 +62,5 @@ def test_none_in_the_place_of_a_tensor(op: str, capfd: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("layer", [BlockwiseFP8Linear, BlockwiseFP6Linear])
 def test_layer_that_is_not_loaded_yet(layer: type[BlockwiseFP8Linear | BlockwiseFP6Linear]) -> None:
-    with pytest.raises(RuntimeError, match="^fp8_gemm: b must be on cpu like a, got meta$"):
+    with pytest.raises(RuntimeError, match="^linear: x must be on meta like weight, got cpu$"):
         layer(16, 8, device="meta")(X)
