@@ -2,6 +2,7 @@
 #include <torch/headeronly/util/shim_utils.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "blockwise/quantize_block.h"
 #include "common/device.h"
@@ -103,19 +104,43 @@ DType dtype_of(torch::headeronly::ScalarType dtype) {
   return from_torch(torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)));
 }
 
-Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device) {
-  static const int32_t cpu = aoti_torch_device_type_cpu();
-  static const int32_t cuda = aoti_torch_device_type_cuda();
+namespace {
+
+std::array<int64_t, kMaxRank> contiguous_strides(const int64_t* sizes, int rank) {
   std::array<int64_t, kMaxRank> strides = {};
   int64_t stride = 1;
   for (int dim = rank - 1; dim >= 0; --dim) {
     strides[dim] = stride;
     stride *= std::max<int64_t>(sizes[dim], 1);
   }
+  return strides;
+}
+
+int32_t to_torch(Device::Kind kind) {
+  static const int32_t cpu = aoti_torch_device_type_cpu();
+  static const int32_t cuda = aoti_torch_device_type_cuda();
+  return kind == Device::Kind::kCpu ? cpu : cuda;
+}
+
+}  // namespace
+
+Tensor empty(const int64_t* sizes, int rank, DType dtype, const Device& device) {
+  const std::array<int64_t, kMaxRank> strides = contiguous_strides(sizes, rank);
   AtenTensorHandle tensor = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, sizes, strides.data(), to_torch(dtype),
-                                                  device.kind == Device::Kind::kCpu ? cpu : cuda, device.index,
-                                                  &tensor));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, sizes, strides.data(), to_torch(dtype), to_torch(device.kind),
+                                                  device.index, &tensor));
+  return Tensor(tensor);
+}
+
+Tensor borrow(void* data, const int64_t* sizes, int rank, DType dtype, const Device& device,
+              std::shared_ptr<const void> keep) {
+  const std::array<int64_t, kMaxRank> strides = contiguous_strides(sizes, rank);
+  const auto release = [](void*, void* kept) { delete static_cast<std::shared_ptr<const void>*>(kept); };
+  auto* kept = new std::shared_ptr<const void>(std::move(keep));
+  AtenTensorHandle tensor = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_from_blob(data, rank, sizes, strides.data(), 0, to_torch(dtype), to_torch(device.kind),
+                                         device.index, &tensor, aoti_torch_layout_strided(), nullptr, 0, release,
+                                         kept));
   return Tensor(tensor);
 }
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <initializer_list>
+#include <memory>
 #include <optional>
 #include <type_traits>
 
@@ -32,6 +33,9 @@ inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Dev
 inline Tensor empty_like(const TensorView& like, DType dtype) {
   return empty(like.sizes.data(), like.rank, dtype, like.device);
 }
+// Contiguous, over memory that lives as long as `keep`.
+Tensor borrow(void* data, const int64_t* sizes, int rank, DType dtype, const Device& device,
+              std::shared_ptr<const void> keep);
 // Uninitialized scales of all rows and blocks of `x`, laid out as blockwise/quantize_block.h says.
 Tensor empty_scales(const TensorView& x);
 // Another shape over the same memory.

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "all2all/exchange.h"
+#include "all2all/shm_communicator.h"
+
+// The communicators of this process, by a small number: what torch's ops and compiled graphs hold in place of a
+// pointer.
+namespace ltx {
+
+struct Communicator {
+  Member member;
+  std::unique_ptr<ShmCommunicator> shm = nullptr;  // of the transport shm
+  std::mutex calls;                                // one at a time
+};
+
+int64_t add_communicator(std::shared_ptr<Communicator> communicator);
+// Throws "<op>: this communicator was destroyed".
+std::shared_ptr<Communicator> find_communicator(const char* op, int64_t id);
+void remove_communicator(int64_t id);
+
+}  // namespace ltx
