@@ -12,9 +12,7 @@ def _result(x: Tensor, out_tokens: int | SymInt, out_heads: int | SymInt) -> Ten
 @register_fake("ltx_kernels::send_recv_heads")
 @register_fake("ltx_kernels::gather_heads")
 @register_fake("ltx_kernels::allgather")
-def _exchange(
-    x: Tensor, state: Tensor, communicator: int, out_tokens: int, out_heads: int, copy_out: bool
-) -> Tensor:
+def _exchange(x: Tensor, state: Tensor, communicator: int, out_tokens: int, out_heads: int, copy_out: bool) -> Tensor:
     return _result(x, out_tokens, out_heads)
 
 
