@@ -149,6 +149,7 @@ std::vector<Tensor> exchange(ExchangeOp op, const std::vector<Tensor>& tensors, 
   const auto communicator = find_communicator(op_name, communicator_id);
   const std::lock_guard lock(communicator->calls);
   ShmCommunicator& shm = shm_of(op_name, *communicator);
+  shm.check();
   const std::vector<TensorView> inputs = views(tensors);
   const ExchangeCall call = make_call(op, communicator->member, inputs, Device::Kind::kCpu, "shm");
   const std::array<int64_t, 4> sizes = result_sizes(call, call.rank);

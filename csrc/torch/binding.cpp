@@ -137,10 +137,10 @@ Tensor borrow(void* data, const int64_t* sizes, int rank, DType dtype, const Dev
   const std::array<int64_t, kMaxRank> strides = contiguous_strides(sizes, rank);
   const auto release = [](void*, void* kept) { delete static_cast<std::shared_ptr<const void>*>(kept); };
   auto* kept = new std::shared_ptr<const void>(std::move(keep));
+  const int32_t index = device.kind == Device::Kind::kCpu ? -1 : device.index;  // all that it takes for a CPU
   AtenTensorHandle tensor = nullptr;
   TORCH_ERROR_CODE_CHECK(torch_from_blob(data, rank, sizes, strides.data(), 0, to_torch(dtype), to_torch(device.kind),
-                                         device.index, &tensor, aoti_torch_layout_strided(), nullptr, 0, release,
-                                         kept));
+                                         index, &tensor, aoti_torch_layout_strided(), nullptr, 0, release, kept));
   return Tensor(tensor);
 }
 
