@@ -15,7 +15,7 @@ from reference import assert_pair, assert_quantized, assert_rounded_once
 from torch import Tensor, nn
 
 import ltx_kernels
-from ltx_kernels import __main__, blockwise
+from ltx_kernels import All2All, All2AllMismatch, All2AllTimeout, LocalGroup, __main__, blockwise
 from ltx_kernels.blockwise import functional, linear, triton_ops
 
 OP = "adanorm_quantize"  # a device that has code for one of the quantizing ops has it for all
@@ -68,6 +68,24 @@ LAYER_METHODS = {
 }
 BACKEND_CHOICE = {"set_backend": "(op, backend)", "get_backend": "(op, device)"}
 
+ALL2ALL = {
+    "__init__": (
+        "(self, rank, world_size, seqlen, hidden_dim, num_sms, tensor_dtype, group=None, timeout_seconds=None, *, "
+        "transport='auto', allgather=False, rank_heads=None)"
+    ),
+    "set_rank_tokens": "(self, rank_tokens)",
+    "set_timeout_seconds": "(self, seconds)",
+    "send_recv_heads": "(self, x, *, copy_out=False)",
+    "send_recv_qkv": "(self, q, k, v, *, copy_out=False)",
+    "gather_heads": "(self, x, *, copy_out=False)",
+    "allgather": "(self, x, *, copy_out=False)",
+    "check": "(self)",
+    "destroy": "(self)",
+    "local_group": (
+        "(world_size, seqlen, hidden_dim, num_sms, tensor_dtype, *, devices=None, timeout_seconds=None, rank_heads=None)"
+    ),
+}
+
 BLOCKWISE = {
     "BlockwiseFP6Linear",
     "BlockwiseFP8Linear",
@@ -116,6 +134,7 @@ TORCH_OPS = {
     "rms_norm_split_rope",
     "rms_norm_split_rope_qk",
 }
+EXCHANGE_OPS = {"send_recv_heads", "send_recv_qkv", "gather_heads", "allgather"}
 
 
 def signature(function: Callable[..., object]) -> str:
@@ -133,8 +152,10 @@ def signature(function: Callable[..., object]) -> str:
         (linear.BlockwiseFP8Linear, LAYER_METHODS),
         (linear.BlockwiseFP6Linear, LAYER_METHODS),
         (blockwise, BACKEND_CHOICE),
+        (All2All, ALL2ALL),
+        (LocalGroup, {name: text for name, text in ALL2ALL.items() if name not in ("__init__", "local_group")}),
     ],
-    ids=["functional", "linear", "fp8_layer", "fp6_layer", "backend_choice"],
+    ids=["functional", "linear", "fp8_layer", "fp6_layer", "backend_choice", "all2all", "local_group"],
 )
 def test_signatures(owner: object, signatures: dict[str, str]) -> None:
     assert {name: signature(getattr(owner, name)) for name in signatures} == signatures
@@ -154,6 +175,13 @@ def test_properties_of_the_layers() -> None:
     for cls in (blockwise.BlockwiseFP8Linear, blockwise.BlockwiseFP6Linear):
         assert all(isinstance(inspect.getattr_static(cls, name), property) for name in ("fp8weight", "backend"))
         assert issubclass(cls, nn.Module) and not issubclass(cls, nn.Linear)
+
+
+def test_exchange_between_ranks() -> None:
+    for cls in (All2All, LocalGroup):
+        assert all(isinstance(inspect.getattr_static(cls, name), property) for name in ("transport", "fallback_reason"))
+    assert issubclass(All2AllTimeout, RuntimeError) and issubclass(All2AllMismatch, RuntimeError)
+    assert all(hasattr(torch.ops.ltx_kernels, name) for name in EXCHANGE_OPS)
 
 
 def test_extension_modules_and_torch_ops() -> None:
@@ -360,3 +388,26 @@ def test_pairs_have_the_layout_that_the_product_reads(device: str) -> None:
         for pair in (blockwise.blockwise_quantize(x), triton_ops.blockwise_quantize_gelu_triton(x)):
             assert isinstance(pair, tuple)
             assert_pair(pair, x.shape)
+
+
+def test_exchange_of_heads() -> None:
+    all2all = ltx_kernels.All2All(
+        rank=0, world_size=1, seqlen=7, hidden_dim=HIDDEN, num_sms=16, tensor_dtype=BF16, group=None
+    )
+    with pytest.raises(ValueError):
+        all2all.set_timeout_seconds(-1.0)
+    all2all.set_timeout_seconds(None)
+
+    def around_attention(x: Tensor, copy_out: bool) -> Tensor:
+        return all2all.gather_heads(all2all.send_recv_heads(x, copy_out=copy_out), copy_out=copy_out)
+
+    compiled = torch.compile(around_attention, backend="aot_eager", fullgraph=True)
+    for tokens in (5, 7):
+        all2all.set_rank_tokens([tokens])
+        x = torch.randn(1, tokens, HEADS, HEAD_DIM).bfloat16()
+        torch._dynamo.mark_dynamic(x, 1)
+        with torch.inference_mode():
+            assert torch.equal(around_attention(x, False), x) and torch.equal(around_attention(x, True), x)
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                assert torch.equal(compiled(x, False), x)
+    all2all.destroy()

@@ -41,7 +41,9 @@ bool is_linked(int file) {
 }  // namespace
 
 std::shared_ptr<SharedMemory> SharedMemory::of_this_process(int64_t bytes) {
-  return std::shared_ptr<SharedMemory>(new SharedMemory(-1, bytes, ""));
+  auto memory = std::shared_ptr<SharedMemory>(new SharedMemory(-1, bytes, ""));
+  memory->map();
+  return memory;
 }
 
 std::shared_ptr<SharedMemory> SharedMemory::create(int64_t bytes) {
@@ -60,6 +62,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(int64_t bytes) {
     memory->linked_ = true;
     LTX_CHECK(ftruncate(file, bytes) == 0,
               "All2All: cannot make a file of " + std::to_string(bytes) + " bytes in /dev/shm: " + error_text());
+    memory->map();
     return memory;
   }
 }
@@ -69,24 +72,24 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& name, int64_
             "All2All: shared memory must be named " + prefix() + "..., got " + name);
   const int file = ::open((kFolder + name).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   LTX_CHECK(file >= 0, "All2All: cannot open /dev/shm/" + name + ": " + error_text());
-  return std::shared_ptr<SharedMemory>(new SharedMemory(file, bytes, name));
+  auto memory = std::shared_ptr<SharedMemory>(new SharedMemory(file, bytes, name));
+  memory->map();
+  return memory;
 }
 
 SharedMemory::SharedMemory(int file, int64_t bytes, std::string name)
-    : file_(file), bytes_(bytes), name_(std::move(name)) {
-  const int flags = file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, 0);
-  if (mapped == MAP_FAILED) {
-    const std::string text = error_text();
-    if (file >= 0) close(file);
-    throw std::runtime_error("All2All: cannot map " + std::to_string(bytes) + " bytes: " + text);
-  }
+    : file_(file), bytes_(bytes), name_(std::move(name)) {}
+
+void SharedMemory::map() {
+  const int flags = file_ < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
+  void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file_, 0);
+  LTX_CHECK(mapped != MAP_FAILED, "All2All: cannot map " + std::to_string(bytes_) + " bytes: " + error_text());
   data_ = static_cast<std::byte*>(mapped);
 }
 
 SharedMemory::~SharedMemory() {
   if (linked_) ::unlink((kFolder + name_).c_str());
-  munmap(data_, bytes_);
+  if (data_ != nullptr) munmap(data_, bytes_);
   if (file_ >= 0) close(file_);
 }
 

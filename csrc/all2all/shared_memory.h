@@ -32,6 +32,7 @@ class SharedMemory {
 
  private:
   SharedMemory(int file, int64_t bytes, std::string name);
+  void map();
 
   int file_;  // -1: of this process
   int64_t bytes_;

@@ -68,6 +68,8 @@ TEST(SharedMemory, RefusesByName) {
   const std::string absent = "ltx-kernels-" + std::to_string(getuid()) + "-absent";
   EXPECT_EQ(message_of([&] { SharedMemory::open(absent, 1); }),
             "All2All: cannot open /dev/shm/" + absent + ": No such file or directory");
+  EXPECT_EQ(message_of([] { SharedMemory::create(int64_t{1} << 50); }),
+            "All2All: cannot map 1125899906842624 bytes: Cannot allocate memory");  // and no file is left
   const auto memory = SharedMemory::create(int64_t{1} << 44);
   const std::string message = message_of([&] { memory->reserve(0, int64_t{1} << 44); });
   EXPECT_EQ(message.find("All2All: /dev/shm must have room for 17592186044416 bytes more, got "), 0u) << message;

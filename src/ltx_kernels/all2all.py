@@ -246,15 +246,14 @@ class All2All(_Communicator):
             "rank_heads": None if rank_heads is None else list(rank_heads),
         }
         error = _wrong_argument(rank, agreed, num_sms, timeout_seconds)
-        if world_size == 1:
+        in_group = dist.is_available() and dist.is_initialized()
+        if not error and world_size > 1 and not in_group:
+            error = f"All2All: world_size must be 1 without torch.distributed.init_process_group, got {world_size}"
+        if world_size == 1 or not in_group:
             if error:
                 raise ValueError(error)
             facts = [_facts(agreed, error)]
         else:
-            if not (dist.is_available() and dist.is_initialized()):
-                raise ValueError(
-                    f"All2All: world_size must be 1 without torch.distributed.init_process_group, got {world_size}"
-                )
             place = dist.get_rank(group), dist.get_world_size(group)
             if place[0] < 0:
                 raise ValueError("All2All: group must hold this process, got one of others")
@@ -373,7 +372,9 @@ class LocalGroup:
         self.devices = [torch.device(device) for device in devices or ["cpu"] * world_size]
         if len(self.devices) != world_size or any(device.type != "cpu" for device in self.devices):
             names = [str(device) for device in self.devices]
-            raise ValueError(f"local_group: devices must be {world_size} times cpu (GPUs are not served yet), got {names}")
+            raise ValueError(
+                f"local_group: devices must be {world_size} times cpu (GPUs are not served yet), got {names}"
+            )
         self._ends = [
             _Communicator(rank, world_size, seqlen * hidden_dim, tensor_dtype, rank_heads, None)
             for rank in range(world_size)
@@ -499,7 +500,7 @@ def _wrong_argument(rank: int, agreed: dict[str, Any], num_sms: int, timeout_sec
 def _facts(agreed: dict[str, Any], error: str) -> dict[str, Any]:
     """What the choice of a transport depends on, of this rank."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    folder = Path("/dev/shm")  # noqa: S108
+    folder = Path("/dev/shm")
     place = folder.stat() if folder.is_dir() else None
     return {
         "error": error,
@@ -606,9 +607,7 @@ def _find(op: str, communicator: int) -> _Communicator:
     return found
 
 
-def _all2all_exchange(
-    x: Tensor, state: Tensor, communicator: int, op: int, out_tokens: int, out_heads: int
-) -> Tensor:
+def _all2all_exchange(x: Tensor, state: Tensor, communicator: int, op: int, out_tokens: int, out_heads: int) -> Tensor:
     name = next(name for name, number in _OP_NUMBERS.items() if number == op)
     return _find(name, communicator)._exchange_now(name, True, (x,), state, out_tokens, out_heads)
 
@@ -625,9 +624,7 @@ _library.impl("all2all_exchange_qkv", _all2all_exchange_qkv, "CompositeExplicitA
 
 
 @register_fake("ltx_kernels::all2all_exchange")
-def _fake_exchange(
-    x: Tensor, state: Tensor, communicator: int, op: int, out_tokens: int, out_heads: int
-) -> Tensor:
+def _fake_exchange(x: Tensor, state: Tensor, communicator: int, op: int, out_tokens: int, out_heads: int) -> Tensor:
     return x.new_empty((x.shape[0], out_tokens, out_heads, x.shape[3]))
 
 

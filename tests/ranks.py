@@ -1,0 +1,120 @@
+"""Runs a function as the ranks of a process group, each a process of its own.
+
+A fork server that has imported torch forks them, so that a process starts in milliseconds. The store lives in this
+process: any rank may die.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LIMIT_SECONDS = 60
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "ltx_kernels.all2all", "torch.testing"])
+
+
+class Failed(AssertionError):
+    """A rank raised what its test did not expect."""
+
+
+def run(world_size: int, body: Callable[..., Any], *arguments: Any, kill: dict[int, float] | None = None) -> list[Any]:
+    """body(rank, world_size, *arguments) on each rank; the results, None of a rank that died.
+
+    kill: seconds after the ranks' first message (``ready()``) at which a rank is killed.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes, pipes = [], []
+    for rank in range(world_size):
+        pipe, end = _context.Pipe()
+        process = _context.Process(target=_main, args=(rank, world_size, store.port, end, body, arguments), daemon=True)
+        process.start()
+        end.close()
+        processes.append(process)
+        pipes.append(pipe)
+    results: list[Any] = [None] * world_size
+    failures: list[str] = []
+    deadline = time.monotonic() + LIMIT_SECONDS
+    kills: dict[int, float] = {}
+    waiting_for_ready = set(range(world_size)) if kill else set()
+    open_pipes = dict(zip(pipes, range(world_size), strict=True))
+    try:
+        while open_pipes:
+            now = time.monotonic()
+            if now > deadline:
+                raise Failed(f"ranks {sorted(open_pipes.values())} did not end in {LIMIT_SECONDS} s; {failures}")
+            for rank in [rank for rank, moment in kills.items() if now >= moment]:
+                del kills[rank]
+                os.kill(processes[rank].pid or 0, signal.SIGKILL)
+            for pipe in wait(list(open_pipes), timeout=0.005 if kills else 0.5):
+                assert isinstance(pipe, Connection)
+                rank = open_pipes[pipe]
+                try:
+                    kind, value = pipe.recv()
+                except (EOFError, ConnectionResetError):  # died, or has said all
+                    del open_pipes[pipe]
+                    continue
+                if kind == "ready":
+                    waiting_for_ready.discard(rank)
+                    if not waiting_for_ready and kill:
+                        kills = {victim: time.monotonic() + delay for victim, delay in kill.items()}
+                        kill = None
+                elif kind == "result":
+                    results[rank] = value
+                else:
+                    failures.append(f"rank {rank}: {value}")
+    finally:
+        for process in processes:
+            process.join(0 if failures else 5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    if failures:
+        raise Failed("\n".join(failures))
+    return results
+
+
+_pipe: Connection
+
+
+def ready() -> None:
+    """Tells the parent that kills may begin."""
+    _pipe.send(("ready", None))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _main(rank: int, world_size: int, port: int, pipe: Connection, body: Callable[..., Any], arguments: Any) -> None:
+    global _pipe
+    _pipe = pipe
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=LIMIT_SECONDS)
+        )
+        pipe.send(("result", body(rank, world_size, *arguments)))
+    except BaseException:  # noqa: BLE001
+        with suppress(OSError):
+            pipe.send(("failure", traceback.format_exc()))
+    # A rank whose peers are dead must not wait for them in destroy_process_group.
+    pipe.close()
+    os._exit(0)
+
+
+def shared_files() -> set[str]:
+    """Files of All2All in /dev/shm, of this user."""
+    return {path.name for path in Path("/dev/shm").glob(f"ltx-kernels-{os.getuid()}-*")}
