@@ -8,6 +8,7 @@ chip; the median over rounds is reported. Each benchmark verifies its op before 
 import argparse
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -110,14 +111,15 @@ def host_row(op: str, case: str, call: Callable[[], Any], rounds: int = 15) -> R
     return Row(op, case, f"host (torch.add {add * 1e6:.2f} us)", own * 1e6, 0.0, own / add)
 
 
-def main(run: Callable[[], list[Row]], description: str | None) -> None:
+def main(run: Callable[[], list[Row]], description: str | None, needs_gpu: bool = True) -> None:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, help="write the rows here too")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
+    if needs_gpu and not torch.cuda.is_available():
         raise SystemExit("a benchmark needs a GPU: torch.cuda.is_available() is False")
     rows = run()
-    table = Table(title=f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+    table = Table(title=f"{chip}, torch {torch.__version__}")
     for heading, justify in (
         ("op", "left"),
         ("case", "left"),

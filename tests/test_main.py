@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ltx_kernels import __main__, _compare, _demo, _info, _self_test
+from ltx_kernels import All2All, __main__, _compare, _demo, _info, _self_test
 from ltx_kernels._backends import BACKENDS
 from ltx_kernels._block import STEPS
 from ltx_kernels.blockwise import functional, get_backend
@@ -162,7 +162,15 @@ def report() -> dict:
 
 
 def test_info_has_the_versions_and_the_build(report: dict) -> None:
-    assert set(report) == {"versions", "built_architectures", "devices", "peer_access", "ops", "self_test"}
+    assert set(report) == {
+        "versions",
+        "built_architectures",
+        "devices",
+        "peer_access",
+        "ops",
+        "transports",
+        "self_test",
+    }
     versions = report["versions"]
     assert set(versions) == {"ltx_kernels", "python", "torch", "torch_cuda", "triton", "driver"}
     assert versions["torch"] == torch.__version__ and versions["torch_cuda"] == torch.version.cuda
@@ -191,6 +199,18 @@ def test_info_agrees_with_get_backend(report: dict) -> None:
                 assert reasons["cuda"] != ""
         if not torch.cuda.is_available():
             assert reasons["cuda"] in ("no code", "no GPU", "built without CUDA code")
+
+
+def test_info_lists_the_transports_of_all2all(report: dict) -> None:
+    transports = report["transports"]
+    assert set(transports) == {"ipc", "nccl", "shm"}
+    assert transports["shm"] == "" and "not been run on a GPU" in transports["ipc"]
+    for name, reason in transports.items():
+        if not reason:
+            assert All2All(0, 1, 1, 1, 1, torch.float32, transport=name).transport == name
+        else:
+            with pytest.raises(RuntimeError, match=re.escape(reason)):
+                All2All(0, 1, 1, 1, 1, torch.float32, transport=name)
 
 
 def test_self_test_covers_every_op_on_every_backend_that_runs(report: dict) -> None:
@@ -255,6 +275,7 @@ def test_info_text_of_a_machine_with_two_gpus() -> None:
             "devices": [gpu, old],
             "peer_access": [[True, False], [False, True]],
             "ops": {"quantize": {"cpu": "", "cuda": "no code", "triton": ""}},
+            "transports": {"nccl": "", "ipc": "not yet"},
         }
     )
     assert "  CUDA code for  sm_80 sm_90a\n" in text
@@ -262,3 +283,4 @@ def test_info_text_of_a_machine_with_two_gpus() -> None:
     assert "  cuda:1  GPU B, capability 7.5, 16 GiB, cannot be used: device 1 is sm_75\n" in text
     assert "     0   1\n 0 yes  no\n 1  no yes\n" in text
     assert re.search(r"^quantize +yes +no code +yes$", text, re.MULTILINE)
+    assert re.search(r"^Transport of All2All\nnccl +yes\nipc +not yet$", text, re.MULTILINE)

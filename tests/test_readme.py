@@ -43,6 +43,11 @@ def test_every_public_name_is_in_the_overview() -> None:
     assert {name for name in blockwise.__all__ if not re.search(rf"\b{name}\b", overview)} <= unnamed
 
 
+def test_the_excerpt_is_of_the_example() -> None:
+    (excerpt,) = re.findall(r"^```py\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert excerpt in (Path(__file__).parent.parent / "examples/ulysses_attention.py").read_text()
+
+
 @pytest.mark.parametrize("path", re.findall(r"\]\((docs/[\w.]+)\)", README))
 def test_links_lead_somewhere(path: str) -> None:
     assert (Path(__file__).parent.parent / path).is_file()

@@ -204,7 +204,8 @@ void ShmCommunicator::push(const ExchangeCall& call, const std::vector<TensorVie
   };
   uint32_t refused = 0;
   const uint32_t absent = poll(peers_, [&](int peer) {
-    // Acquires the peer's begin (or end): its reads of this slot come before the stores below.
+    // Acquires the peer's begin (or end): its reads of this slot come before the stores below. Where slots alternate
+    // its last arrival implies as much; where one is used twice in a row (a replayed graph) nothing else does.
     if (load_acquire(own.from[peer].consumed) < own.last_of[slot_idx]) return false;
     Arrival& posted = control(peer).from[rank_].arrived[slot_idx];
     Arrival& arrival = own.from[peer].arrived[slot_idx];

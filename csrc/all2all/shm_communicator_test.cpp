@@ -262,6 +262,20 @@ TEST(ShmCommunicator, DisagreementIsNamedOnBothRanks) {
   }
 }
 
+TEST(ShmCommunicator, StoresNothingWhereAPeerHasNoMemory) {
+  // Rank 0 gathers 1280 bytes, more than one result. Rank 1 does not come, so its slots stay at 256.
+  Ranks ranks({1, 1}, {1, 1}, 256);
+  ranks.head_dim = 40;
+  ranks.ends[0]->set_timeout(0.1);
+  EXPECT_EQ(
+      message_of([&] { gives(ranks, 0, ExchangeOp::kAllgather, 7, tokens_of(ranks, 0), everything(ranks), true); }),
+      "allgather: rank 0 waited in vain for rank 1 (call 1, timeout 0.1 s)");
+  const Layout layout = make_layout(2, 256);
+  const std::byte* workspace = ranks.memory->data() + shm_workspace_bytes(layout);
+  EXPECT_TRUE(std::all_of(workspace + layout.slot_offset(0), workspace + layout.total_bytes(),
+                          [](std::byte value) { return value == std::byte{0}; }));
+}
+
 TEST(ShmCommunicator, AllgatherMemoryIsHadWhenACallNeedsIt) {
   const Ranks ranks({2, 2, 2, 2}, {1, 1, 1, 1}, 1 << 20);
   const auto pages = [&] {

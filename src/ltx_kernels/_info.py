@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import ltx_kernels
-from ltx_kernels import _self_test
+from ltx_kernels import _self_test, all2all
 from ltx_kernels._backends import BACKENDS, backend_lacks
 
 COLUMNS = ("cpu", "cuda", "triton", "dequantize")
@@ -41,6 +41,7 @@ def gather() -> dict[str, Any]:
         "devices": [_device(device) for device in devices],
         "peer_access": [[a == b or torch.cuda.can_device_access_peer(a, b) for b in devices] for a in devices],
         "ops": {op: {name: _why_not(op, name, devices) for name in _columns(op)} for op in BACKENDS},
+        "transports": {name: all2all.transport_lacks(name) for name in all2all.TRANSPORTS if name != "auto"},
     }
 
 
@@ -119,6 +120,8 @@ def _text(report: dict[str, Any]) -> str:
     for op, reasons in report["ops"].items():
         cells = (f"{why or 'yes':{widths[name]}}" for name, why in reasons.items())
         lines.append(f"{op:24}{'  '.join(cells)}".rstrip())
+    lines += ["", "Transport of All2All"]
+    lines += [f"{name:24}{why or 'yes'}" for name, why in report["transports"].items()]
     if "self_test" in report:
         lines += ["", f"{'Self-test':24}{'backend':12}{'error':>8}{'limit':>9}"]
         lines += [_self_test_line(result) for result in report["self_test"]]

@@ -26,6 +26,7 @@ MAX_RANKS = 8  # of a communicator that shares memory
 DEFAULT_TIMEOUT_SECONDS = 10.0
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
 TRANSPORTS = ("auto", "ipc", "nccl", "shm")
+SHARED_FOLDER = Path("/dev/shm")
 NO_IPC = "ipc is not available yet: its kernels have not been run on a GPU"
 
 # As csrc/all2all/division.h numbers them.
@@ -119,6 +120,8 @@ class _Communicator:
 
     def check(self) -> None:
         """Wait for pending exchanges, and raise what one of them has failed with."""
+        if self._transport == "nccl" and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._call(lambda: _ops.all2all_check(self._id))
 
     def destroy(self) -> None:
@@ -452,6 +455,15 @@ class LocalGroup:
                 return run(end, tensors)
 
         return list(self._threads.map(in_thread, self._ends, of_ranks))
+
+
+def transport_lacks(transport: str) -> str:
+    """Why a transport cannot serve any group on this machine, or an empty string."""
+    if transport == "ipc":
+        return NO_IPC
+    if transport == "shm":
+        return "" if os.access(SHARED_FOLDER, os.W_OK) else f"{SHARED_FOLDER} must be a folder that can be written to"
+    return "" if dist.is_available() else "this torch has no torch.distributed"
 
 
 def _close(communicator: int) -> None:
