@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import random
 import re
 import time
@@ -16,6 +17,7 @@ from cases.all2all import CASES, DTYPES, Case, bits, equal
 from torch import Tensor
 
 from ltx_kernels import All2All, All2AllMismatch, All2AllTimeout, LocalGroup
+from ltx_kernels.all2all import _choose
 
 BF16 = torch.bfloat16
 HEADS, HEAD_DIM = 8, 4  # of the tests below that do not divide unevenly
@@ -173,6 +175,7 @@ ARGUMENTS = {"rank": 0, "world_size": 1, "seqlen": 4, "hidden_dim": HIDDEN, "num
         ({"rank": 1}, "rank must be >= 0 and < 1, got 1"),
         ({"seqlen": -1}, "seqlen must be >= 0, got -1"),
         ({"hidden_dim": 0}, "hidden_dim must be >= 1, got 0"),
+        ({"seqlen": 1 << 60}, "seqlen * hidden_dim must be at most 1125899906842624, got 36893488147419103232"),
         ({"num_sms": 0}, "num_sms must be >= 1, got 0"),
         ({"tensor_dtype": torch.int64}, f"tensor_dtype must be one of {tuple(DTYPES)}, got torch.int64"),
         ({"transport": "tcp"}, "transport must be one of ('auto', 'ipc', 'nccl', 'shm'), got 'tcp'"),
@@ -462,14 +465,14 @@ def endless(
 )
 def test_killed_during_exchanges(world_size: int, victims: tuple[int, ...], tokens: int) -> None:
     """20,000 tokens: mostly copying, so that the death comes in the middle of a push."""
-    timeout_seconds = 0.5
+    timeout_seconds = 1.0
     kill = dict.fromkeys(victims, 0.03)
     results = ranks.run(world_size, endless, victims, timeout_seconds, tokens, kill=kill)
     survivors = [rank for rank in range(world_size) if rank not in victims]
     for rank in survivors:
         message, missing, waited, values = results[rank]
         assert re.match(
-            rf"send_recv_heads: rank {rank} waited in vain for ranks? [\d, and]+ \(call \d+, timeout 0.5 s\)$", message
+            rf"send_recv_heads: rank {rank} waited in vain for ranks? [\d, and]+ \(call \d+, timeout 1 s\)$", message
         )
         # Of two ranks that die at once, one may have posted to this rank before.
         assert missing and set(missing) <= set(victims)
@@ -478,7 +481,7 @@ def test_killed_during_exchanges(world_size: int, victims: tuple[int, ...], toke
 
 
 def dies_between_calls(rank: int, world_size: int) -> tuple[int, ...]:
-    all2all = All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, timeout_seconds=0.3)
+    all2all = All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, timeout_seconds=1)
     all2all.set_rank_tokens([2] * world_size)
     x = torch.ones(1, 2, HEADS, HEAD_DIM)
     view = all2all.send_recv_heads(x)
@@ -495,12 +498,12 @@ def test_killed_between_exchanges() -> None:
 
 
 def slow_or_raising(rank: int, world_size: int, slow: bool) -> str:
-    all2all = All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, timeout_seconds=0.3)
+    all2all = All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, timeout_seconds=0.8)
     all2all.set_rank_tokens([2] * world_size)
     x = torch.ones(1, 2, 3, HEAD_DIM)
     all2all.send_recv_heads(x)
     if rank == 2 and slow:
-        time.sleep(1)
+        time.sleep(2)
         all2all.send_recv_heads(x)  # the others had posted theirs before they gave up
     elif rank == 2:
         with pytest.raises(RuntimeError, match="^send_recv_heads: x must be float32, got float16$"):
@@ -513,7 +516,7 @@ def slow_or_raising(rank: int, world_size: int, slow: bool) -> str:
 
 def test_a_rank_slower_than_the_timeout_and_one_that_raises() -> None:
     def vain(rank: int, others: str, call: int) -> str:
-        return f"send_recv_heads: rank {rank} waited in vain for {others} (call {call}, timeout 0.3 s)"
+        return f"send_recv_heads: rank {rank} waited in vain for {others} (call {call}, timeout 0.8 s)"
 
     slow = ranks.run(3, slow_or_raising, True)
     assert slow == [vain(0, "rank 2", 2), vain(1, "rank 2", 2), vain(2, "ranks 0 and 1", 3)]
@@ -580,6 +583,102 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_all() -> None:
     assert ranks.run(2, wrong_on_one_rank) == [f"RuntimeError: All2All: rank 1: {message}", f"ValueError: {message}"]
 
 
+def several_communicators(rank: int, world_size: int) -> list[bool]:
+    """As a model has them: for video and audio, of different sizes and dtypes, their calls interleaved."""
+    cases = [
+        Case("video", (3, 2), (2, 2)),
+        Case("audio", (1, 2), (1, 1), head_dim=8, dtype=torch.float32),
+        Case("context", (4, 4), (2, 1), batch=2, dtype=torch.float8_e4m3fn),
+    ]
+    ends = [of_case(case, rank) for case in cases]
+    results = []
+    for seed in range(50):
+        wholes = [case.whole(seed) for case in cases]
+        views = [end.send_recv_heads(case.tokens_of(x, rank)) for case, end, x in zip(cases, ends, wholes, strict=True)]
+        results += [equal(out, case.heads_of(x, rank)) for case, out, x in zip(cases, views, wholes, strict=True)]
+        back = [end.gather_heads(out) for end, out in zip(ends, views, strict=True)]
+        results += [equal(out, case.tokens_of(x, rank)) for case, out, x in zip(cases, back, wholes, strict=True)]
+    return results
+
+
+def test_several_communicators_of_one_process() -> None:
+    assert ranks.run(2, several_communicators) == [[True] * 300] * 2
+
+
+def killed_on_gloo(rank: int, world_size: int) -> str:
+    all2all = All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, transport="nccl")
+    all2all.set_rank_tokens([2] * world_size)
+    x = torch.ones(1, 2, HEADS, HEAD_DIM)
+    all2all.send_recv_heads(x)
+    if rank == 1:
+        ranks.die()
+    with pytest.raises(All2AllTimeout) as error:
+        for _ in range(100):
+            all2all.send_recv_heads(x)
+    assert error.value.op == "send_recv_heads" and error.value.rank == rank
+    return str(error.value)
+
+
+def test_torch_distributed_raises_the_same_type() -> None:
+    (message, _) = ranks.run(2, killed_on_gloo)
+    assert re.match(r"send_recv_heads: rank 0: .*\S", message)
+
+
+def too_many_for_shared_memory(rank: int, world_size: int) -> tuple[str, str | None, list[float]]:
+    with pytest.raises(RuntimeError) as error:
+        All2All(rank, world_size, 1, 9, 1, torch.float32, transport="shm")
+    assert str(error.value) == (
+        "All2All: transport must be auto or nccl (shm serves up to 8 ranks, here are 9), got 'shm'"
+    )
+    all2all = All2All(rank, world_size, 1, 9, 1, torch.float32)
+    all2all.set_rank_tokens([1] * 9)
+    out = all2all.send_recv_heads(torch.arange(9.0).view(1, 1, 9, 1) + 100 * rank)
+    return all2all.transport, all2all.fallback_reason, out.flatten().tolist()
+
+
+def test_nine_ranks() -> None:
+    reason = "shm serves up to 8 ranks, here are 9"
+    expected = [("nccl", reason, [100.0 * other + rank for other in range(9)]) for rank in range(9)]
+    assert ranks.run(9, too_many_for_shared_memory) == expected
+
+
+HERE = {"machine": ("one", "boot", (1, 2)), "user": 1000, "gpu": False}
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen", "reason"),
+    [
+        ([{}], "shm", None),
+        ([{"machine": ("two", "boot", (1, 2))}], "nccl", "one machine, the ranks are on several"),
+        ([{"user": 0}], "nccl", "one user, here are several"),
+        ([{}, {"gpu": True}], "nccl", "ipc is not available yet: its kernels have not been run on a GPU"),
+    ],
+)
+def test_transport_is_chosen_by_what_all_ranks_see(
+    others: list[dict[str, Any]], chosen: str, reason: str | None
+) -> None:
+    facts = [HERE, *({**HERE, **other} for other in others)]
+    for order in itertools.permutations(facts):
+        transport, why = _choose("auto", order)
+        assert transport == chosen
+        assert why is None if reason is None else reason in str(why)
+    assert _choose("nccl", facts) == ("nccl", None)
+
+
+def creator_that_dies(rank: int, world_size: int) -> None:
+    number = torch.ops.ltx_kernels.all2all_open(0, 2, 1, torch.float32, None)
+    torch.ops.ltx_kernels.all2all_create_memory(number)
+    ranks.die()
+
+
+def test_memory_of_a_creator_that_died_goes_with_the_next_group() -> None:
+    before = ranks.shared_files()
+    ranks.run(1, creator_that_dies)
+    (abandoned,) = ranks.shared_files() - before
+    assert ranks.run(2, patient) == [True, True]
+    assert abandoned not in ranks.shared_files()
+
+
 def in_a_mesh(rank: int, world_size: int) -> list[float]:
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
     values = []
@@ -596,46 +695,33 @@ def test_groups_of_a_device_mesh() -> None:
 
 
 def grows(rank: int, world_size: int, allgather: bool) -> list[int]:
-    """Bytes of the group's memory that have pages: after set-up, after send_recv_heads, after allgather."""
-    from pathlib import Path
-
+    """Bytes of the group's memory that have pages: after set-up, send_recv_heads, allgather, and destroy."""
     all2all = All2All(rank, world_size, 256, 1024, 1, torch.float32, allgather=allgather)
     all2all.set_rank_tokens([256] * world_size)
     x = torch.zeros(1, 256, 4, 256)
     sizes = []
-    for call in (lambda: None, lambda: all2all.send_recv_heads(x), lambda: all2all.allgather(x)):
+    for call in (all2all.check, lambda: all2all.send_recv_heads(x), lambda: all2all.allgather(x), all2all.destroy):
         call()
         dist.barrier()
-        (fd,) = {
-            entry.stat().st_ino: entry.stat().st_blocks * 512
-            for entry in Path("/proc/self/fd").iterdir()
-            if "/dev/shm/ltx-kernels-" in str(entry.resolve(strict=False)) or "ltx-kernels" in _target(entry)
-        }.values()
-        sizes.append(fd)
+        sizes.append(sum(os.fstat(number).st_blocks * 512 for number in ranks.shared_descriptors()))
         dist.barrier()
     return sizes
-
-
-def _target(entry: Any) -> str:
-    try:
-        return str(entry.readlink())
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("allgather", [False, True])
 def test_memory_for_allgather_is_had_when_it_is_needed(allgather: bool) -> None:
     result = 256 * 1024 * 4
     for sizes in ranks.run(4, grows, allgather):
+        assert sizes.pop() == 0
         for size, results in zip(sizes, (4, 4, 4) if allgather else (1, 1, 4), strict=True):
             expected = 4 * 2 * results * result  # ranks, slots
             assert expected <= size < expected + (1 << 20)
 
 
 def fails_to_map(rank: int, world_size: int, transport: str) -> str:
-    """A result of 2^54 bytes: no machine has room."""
+    """Results of 2^52 bytes: no machine has room."""
     try:
-        all2all = All2All(rank, world_size, 1 << 32, 1 << 20, 1, torch.float32, transport=transport)
+        all2all = All2All(rank, world_size, 1 << 30, 1 << 20, 1, torch.float32, transport=transport)
     except RuntimeError as error:
         return str(error)
     assert all2all.transport == "nccl"

@@ -35,11 +35,7 @@ int64_t open_communicator(int64_t rank, int64_t world_size, int64_t max_elements
 }
 
 Layout layout_of(const Member& member) {
-  int64_t bytes = 0;
-  LTX_CHECK(
-      !__builtin_mul_overflow(member.max_elements, size_of(member.dtype), &bytes) && bytes <= kMaxResultBytes,
-      "All2All: seqlen * hidden_dim must fit 2^56 bytes, got " + std::to_string(member.max_elements) + " elements");
-  return make_layout(member.world_size, bytes);
+  return make_layout(member.world_size, member.max_elements * size_of(member.dtype));  // All2All bounds both
 }
 
 void attach(Communicator& communicator, std::shared_ptr<SharedMemory> memory) {

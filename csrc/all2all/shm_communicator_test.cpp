@@ -185,16 +185,16 @@ std::string call_message(const Ranks& ranks, int rank, ExchangeOp op = ExchangeO
 
 TEST(ShmCommunicator, TimeoutNamesWhoDidNotArrive) {
   const Ranks ranks({1, 1, 1, 1}, {1, 1, 1, 1});
-  for (const auto& end : ranks.ends) end->set_timeout(0.2);
+  for (const auto& end : ranks.ends) end->set_timeout(0.5);
   std::vector<std::string> messages(4);
   ranks.each([&](int rank) {
     if (rank % 2 == 0) messages[rank] = call_message(ranks, rank);
   });
-  EXPECT_EQ(messages[0], "send_recv_heads: rank 0 waited in vain for ranks 1 and 3 (call 1, timeout 0.2 s)");
-  EXPECT_EQ(messages[2], "send_recv_heads: rank 2 waited in vain for ranks 1 and 3 (call 1, timeout 0.2 s)");
+  EXPECT_EQ(messages[0], "send_recv_heads: rank 0 waited in vain for ranks 1 and 3 (call 1, timeout 0.5 s)");
+  EXPECT_EQ(messages[2], "send_recv_heads: rank 2 waited in vain for ranks 1 and 3 (call 1, timeout 0.5 s)");
   // The communicator is dead: the next call says the same, at once, and so does check.
   ranks.ends[0]->set_timeout(1000);
-  EXPECT_EQ(call_message(ranks, 0), "send_recv_heads: rank 0 waited in vain for ranks 1 and 3 (call 1, timeout 0.2 s)");
+  EXPECT_EQ(call_message(ranks, 0), "send_recv_heads: rank 0 waited in vain for ranks 1 and 3 (call 1, timeout 0.5 s)");
   EXPECT_EQ(message_of([&] { ranks.ends[0]->check(); }), messages[0]);
   EXPECT_EQ(message_of([&] { ranks.ends[1]->check(); }), "no error");
 }

@@ -23,6 +23,7 @@ from ltx_kernels._fakes import register_fake
 _ops = torch.ops.ltx_kernels
 
 MAX_RANKS = 8  # of a communicator that shares memory
+MAX_ELEMENTS = 2**50  # of a result, so that no size in bytes exceeds 64 bits
 DEFAULT_TIMEOUT_SECONDS = 10.0
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8)
 TRANSPORTS = ("auto", "ipc", "nccl", "shm")
@@ -178,7 +179,7 @@ class _Communicator:
             if op == "allgather":
                 return distributed.allgather(tensors[0], rank_tokens, self._group)
             return distributed.send_recv_heads(tensors, self._rank, rank_tokens, rank_heads, self._group)
-        except RuntimeError as error:
+        except distributed.CollectiveError as error:
             raise All2AllTimeout(f"{op}: rank {self._rank}: {error}", op, self._rank) from error
 
     def _call(self, call: Callable[[], Any]) -> Any:
@@ -489,6 +490,12 @@ def _wrong_argument(rank: int, agreed: dict[str, Any], num_sms: int, timeout_sec
         ("rank", rank, 0 <= rank < max(world_size, 1), f"be >= 0 and < {world_size}"),
         ("seqlen", agreed["seqlen"], agreed["seqlen"] >= 0, "be >= 0"),
         ("hidden_dim", agreed["hidden_dim"], agreed["hidden_dim"] >= 1, "be >= 1"),
+        (
+            "seqlen * hidden_dim",
+            agreed["seqlen"] * agreed["hidden_dim"],
+            agreed["seqlen"] * agreed["hidden_dim"] <= MAX_ELEMENTS,
+            f"be at most {MAX_ELEMENTS}",
+        ),
         ("num_sms", num_sms, num_sms >= 1, "be >= 1"),
         ("tensor_dtype", agreed["tensor_dtype"], agreed["tensor_dtype"] in DTYPES, f"be one of {DTYPES}"),
         ("transport", agreed["transport"], agreed["transport"] in TRANSPORTS, f"be one of {TRANSPORTS}"),
