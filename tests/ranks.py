@@ -100,6 +100,7 @@ def die() -> None:
 def _main(rank: int, world_size: int, port: int, pipe: Connection, body: Callable[..., Any], arguments: Any) -> None:
     global _pipe
     _pipe = pipe
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU processes on a machine with GPUs too
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)

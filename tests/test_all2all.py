@@ -128,7 +128,7 @@ def test_view_keeps_the_buffer_alive() -> None:
 
 
 def test_destroy_twice_and_use_after_it() -> None:
-    all2all = All2All(0, 1, 2, HIDDEN, 1, torch.float32)
+    all2all = All2All(0, 1, 2, HIDDEN, 1, torch.float32, transport="shm")
     all2all.set_rank_tokens([2])
     x = torch.randn(1, 2, HEADS, HEAD_DIM)
     all2all.send_recv_heads(x)
@@ -142,7 +142,7 @@ def test_destroy_twice_and_use_after_it() -> None:
 
 
 def test_finalizer_releases_and_does_not_raise() -> None:
-    all2all = All2All(0, 1, 2, HIDDEN, 1, torch.float32)
+    all2all = All2All(0, 1, 2, HIDDEN, 1, torch.float32, transport="shm")
     number = all2all._id
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -166,6 +166,7 @@ def test_one_rank_needs_no_process_group(dtype: torch.dtype) -> None:
 # Wrong arguments: each is refused before anything is sent.
 
 ARGUMENTS = {"rank": 0, "world_size": 1, "seqlen": 4, "hidden_dim": HIDDEN, "num_sms": 1, "tensor_dtype": BF16}
+SHM = {**ARGUMENTS, "transport": "shm"}  # else it is nccl on a machine with GPUs
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_ipc_is_refused_by_name() -> None:
 
 
 def test_timeout_seconds() -> None:
-    all2all = All2All(**ARGUMENTS)
+    all2all = All2All(**SHM)
     assert all2all._timeout_seconds == 10.0
     for seconds, expected in ((0, 0.0), (2.5, 2.5), (None, 10.0)):
         all2all.set_timeout_seconds(seconds)
@@ -217,7 +218,7 @@ def test_timeout_seconds() -> None:
 @pytest.mark.parametrize("tokens", [[], [1, 2], [-1]])
 def test_wrong_rank_tokens(tokens: list[int]) -> None:
     with pytest.raises(ValueError) as error:
-        All2All(**ARGUMENTS).set_rank_tokens(tokens)
+        All2All(**SHM).set_rank_tokens(tokens)
     assert str(error.value) == f"set_rank_tokens: rank_tokens must be 1 counts >= 0, one for each rank, got {tokens}"
 
 
@@ -291,7 +292,7 @@ def test_wrong_arguments_of_a_local_group() -> None:
 
 
 def test_has_no_backward() -> None:
-    all2all = All2All(0, 1, 4, HIDDEN, 1, torch.float32)
+    all2all = All2All(**SHM | {"tensor_dtype": torch.float32})
     all2all.set_rank_tokens([4])
     x = X.float().requires_grad_()
     out = all2all.send_recv_heads(x)
@@ -306,7 +307,7 @@ OPS = ("send_recv_heads", "gather_heads", "allgather")
 
 @pytest.mark.parametrize("op", OPS)
 def test_opcheck(op: str) -> None:
-    all2all = All2All(**ARGUMENTS)
+    all2all = All2All(**SHM)
     all2all.set_rank_tokens([4])
     state = torch.zeros(1, dtype=torch.int64)
     torch.library.opcheck(getattr(torch.ops.ltx_kernels, op).default, (X, state, all2all._id, 4, HEADS, True))
@@ -318,7 +319,7 @@ def test_opcheck(op: str) -> None:
 
 
 def test_opcheck_of_qkv() -> None:
-    all2all = All2All(**ARGUMENTS)
+    all2all = All2All(**SHM)
     all2all.set_rank_tokens([4])
     state = torch.zeros(1, dtype=torch.int64)
     arguments = (X, X + 1, X + 2, state, all2all._id, 4, HEADS)
@@ -327,7 +328,7 @@ def test_opcheck_of_qkv() -> None:
 
 
 def test_torch_ops_count_their_calls_and_check_the_size_of_the_result() -> None:
-    all2all = All2All(**ARGUMENTS)
+    all2all = All2All(**SHM)
     all2all.set_rank_tokens([4])
     state = torch.zeros(1, dtype=torch.int64)
     torch.ops.ltx_kernels.allgather(X, state, all2all._id, 4, HEADS, False)
@@ -371,7 +372,7 @@ def test_a_compiled_call_raises_errors_of_their_own_types() -> None:
 
 
 def test_two_communicators_in_one_graph_and_a_destroyed_one() -> None:
-    one, two = (All2All(0, 1, 4, HIDDEN, 1, BF16) for _ in range(2))
+    one, two = (All2All(**SHM) for _ in range(2))
     for all2all in (one, two):
         all2all.set_rank_tokens([4])
     compiled = torch.compile(lambda x: two.gather_heads(one.send_recv_heads(x)), backend="aot_eager", fullgraph=True)
