@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ltx_kernels import blockwise_cpp, ops_cpp  # noqa: F401  (registers the ops)
+from ltx_kernels import All2All, blockwise_cpp, ops_cpp  # noqa: F401  (registers the ops)
 from ltx_kernels.blockwise import BlockwiseFP6Linear, BlockwiseFP8Linear
 
 FP8 = torch.float8_e4m3fn
@@ -18,6 +18,11 @@ SPLIT = {"cos_freqs": SPLIT_TABLE, "sin_freqs": SPLIT_TABLE}
 ROPE = {"cos_freqs": X, "sin_freqs": X}
 QK = {"q": X, "k": X, "q_weights": ROW, "k_weights": ROW, "out_fp8": False, "eps": 1e-6}
 BIAS, OUT = {"bias": torch.ones(8), "residual": torch.ones(2, 8)}, {"use_fast_accum": False, "out_dtype": torch.float32}
+HEADS = torch.ones(1, 2, 3, 4)
+ONE_RANK = All2All(0, 1, 2, 12, 1, torch.float32, transport="shm")
+ONE_RANK.set_rank_tokens([2])
+STATE = {"state": torch.zeros(1, dtype=torch.int64), "communicator": ONE_RANK._id}
+EXCHANGE = {**STATE, "out_tokens": 2, "out_heads": 3, "copy_out": True}
 CALLS = {
     "rms_norm_rope": {"x": X, **ROPE, "weights": ROW, "out_fp8": False, "eps": 1e-6},
     "rms_norm_rope_qk": {**QK, **ROPE, "k_cos_freqs": X, "k_sin_freqs": X},
@@ -29,6 +34,10 @@ CALLS = {
     "rms_fma": {"x": X, "y": X, "z": ROW},
     "rms_fma_quantize": {"x": X, "y": X, "z": ROW},
     "gated_attention": {"x": X, "gate_logits": X, "quantize": True},
+    "send_recv_heads": {"x": HEADS, **EXCHANGE},
+    "send_recv_qkv": {"q": HEADS, "k": HEADS, "v": HEADS, **EXCHANGE},
+    "gather_heads": {"x": HEADS, **EXCHANGE},
+    "allgather": {"x": HEADS, **EXCHANGE},
     "fp8_gemm": {"a": Q, "a_scales": SCALES, "b": B, "b_scales": B_SCALES, **BIAS, **OUT},
 }
 

@@ -71,6 +71,8 @@ void unlink_memory(int64_t id) {
   shm_of(kOpen, *communicator).memory()->unlink();
 }
 
+void release_memory(int64_t id) { find_communicator(kOpen, id)->shm.reset(); }
+
 void reserve_allgather(int64_t id) {
   const auto communicator = find_communicator(kOpen, id);
   shm_of(kOpen, *communicator).reserve_all();
@@ -114,6 +116,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ltx_kernels, m) {
   m.def("all2all_open_memory(int communicator, str name) -> ()");
   m.def("all2all_share_memory(int[] communicators) -> ()");
   m.def("all2all_unlink_memory(int communicator) -> ()");
+  m.def("all2all_release_memory(int communicator) -> ()");
   m.def("all2all_reserve_allgather(int communicator) -> ()");
   m.def("all2all_set_rank_tokens(int communicator, int[] tokens) -> ()");
   m.def("all2all_set_timeout(int communicator, float seconds) -> ()");
@@ -128,6 +131,7 @@ STABLE_TORCH_LIBRARY_IMPL(ltx_kernels, CompositeExplicitAutograd, m) {
   m.impl("all2all_open_memory", TORCH_BOX(&open_memory));
   m.impl("all2all_share_memory", TORCH_BOX(&share_memory));
   m.impl("all2all_unlink_memory", TORCH_BOX(&unlink_memory));
+  m.impl("all2all_release_memory", TORCH_BOX(&release_memory));
   m.impl("all2all_reserve_allgather", TORCH_BOX(&reserve_allgather));
   m.impl("all2all_set_rank_tokens", TORCH_BOX(&set_rank_tokens));
   m.impl("all2all_set_timeout", TORCH_BOX(&set_timeout));
@@ -152,7 +156,7 @@ std::vector<Tensor> exchange(ExchangeOp op, const std::vector<Tensor>& tensors, 
   check_result_size(op_name, "out_tokens", sizes[1], out_tokens);
   check_result_size(op_name, "out_heads", sizes[2], out_heads);
   const TensorView counter = mutable_view(state);
-  check_device(op_name, "state", counter, {}, "x");
+  check_device(op_name, "state", counter, {}, op == ExchangeOp::kSendRecvQkv ? "q" : "x");
   check_dtype(op_name, "state", counter, {DType::kInt64});
   check_shape(op_name, "state", counter, {1});
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import ltx_kernels
 from ltx_kernels import _distributed_exchange as distributed
 from ltx_kernels import all2all_cpp  # noqa: F401  (registers the ops)
 from ltx_kernels._backends import forward_only
@@ -160,16 +161,16 @@ class _Communicator:
         if self._transport == "shm":
             call = getattr(_ops, op).default
             return self._call(lambda: call(*tensors, state, self._id, out_tokens, out_heads, copy_out))
-        self.check_call(op, tensors)
+        self._check_call(op, tensors)
         state += 1
         results = self._exchange_distributed(op, tensors)
         return tuple(results) if op == "send_recv_qkv" else results[0]
 
-    def check_call(self, op: str, tensors: Sequence[Tensor]) -> None:
+    def _check_call(self, op: str, tensors: Sequence[Tensor]) -> None:
         _ops.all2all_check_call(list(tensors), _OP_NUMBERS[op], self._id)
 
     def _exchange_distributed(self, op: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        assert self._rank_tokens is not None  # check_call
+        assert self._rank_tokens is not None  # _check_call
         rank_tokens, heads = self._rank_tokens, tensors[0].shape[2]
         each = heads if op == "gather_heads" else heads // self._world_size
         rank_heads = self._rank_heads or [each] * self._world_size
@@ -241,6 +242,7 @@ class All2All(_Communicator):
         rank_heads: Sequence[int] | None = None,
     ) -> None:
         agreed = {
+            "version": ltx_kernels.__version__,
             "world_size": world_size,
             "seqlen": seqlen,
             "hidden_dim": hidden_dim,
@@ -275,6 +277,7 @@ class All2All(_Communicator):
                 self.destroy()
                 raise RuntimeError(failure)
             if failure:
+                _ops.all2all_release_memory(self._id)
                 chosen, reason = "nccl", failure
         self._transport, self._fallback_reason = chosen, reason
         self.set_timeout_seconds(timeout_seconds)
@@ -444,7 +447,7 @@ class LocalGroup:
                 raise ValueError(f"{op}: each list must have {len(self._ends)} tensors, got {len(argument)}")
         of_ranks = list(zip(*arguments, strict=True))
         for end, tensors in zip(self._ends, of_ranks, strict=True):
-            end.check_call(op, tensors)  # all ranks, before one of them waits for the others
+            end._check_call(op, tensors)  # all ranks, before one of them waits for the others
 
         def run(end: _Communicator, tensors: Sequence[Tensor]) -> Any:
             return forward_only(op, functools.partial(end._exchange, op, copy_out), *tensors)
@@ -524,7 +527,7 @@ def _facts(agreed: dict[str, Any], error: str) -> dict[str, Any]:
     return {
         "error": error,
         "agreed": agreed,
-        "machine": (platform.node(), boot.read_text() if boot.exists() else "", place and (place.st_dev, place.st_ino)),
+        "machine": (boot.read_text() if boot.exists() else platform.node(), place and (place.st_dev, place.st_ino)),
         "user": os.getuid(),
         "gpu": torch.cuda.is_available(),
     }
