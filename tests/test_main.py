@@ -241,6 +241,7 @@ def raise_by_name(*args: object, **kwargs: object) -> None:
         ("quantize", "blockwise_quantize", quantize_wrong, r"error must be at most 4\.\de-02, got 1\.0e-01"),
         ("fp6_pack", "fp6_pack_tensor", lambda x: x[:, :3], "bytes differ"),
         ("fp6_pack", "fp6_pack_tensor", raise_by_name, "fp6_pack: something is broken"),
+        ("fp6_pack", "fp6_pack_tensor", lambda x: None, "'NoneType' object has no attribute 'cpu'"),
     ],
 )
 def test_a_broken_op_fails_the_self_test_by_name(

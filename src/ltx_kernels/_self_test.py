@@ -23,6 +23,8 @@ FP32 = 2.0**-18
 # A layer that dequantizes rounds its weight and its input to bf16.
 BF16_OPERANDS = 2.0**-8
 
+Comparisons = list[tuple[Any, Tensor]]  # (output, exact)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -43,15 +45,17 @@ def device_of(backend: str) -> torch.device:
 
 
 def _run(op: str, backend: str) -> Result:
-    put = Put(device_of(backend))
     set_backend(op, backend)
     try:
         with torch.no_grad():
-            comparisons = CASES[op](put)
+            return _judged(op, backend, CASES[op](Put(device_of(backend))))
     except Exception as raised:  # noqa: BLE001  (whatever a broken installation raises is its result)
         return Result(op, backend, None, None, str(raised))
     finally:
         set_backend(op, None)
+
+
+def _judged(op: str, backend: str, comparisons: Comparisons) -> Result:
     shown: tuple[float | None, float | None] = (None, None)
     for output, exact in comparisons:
         if exact.dtype == torch.uint8:
@@ -86,9 +90,6 @@ class Put:
 
     def scales(self, *shape: int) -> Tensor:
         return torch.rand(shape, generator=self.generator) + 0.5
-
-
-Comparisons = list[tuple[Any, Tensor]]  # (output, exact)
 
 
 def _rms_norm_rope(put: Put) -> Comparisons:
