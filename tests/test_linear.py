@@ -16,6 +16,9 @@ import torch
 from behaviour import assert_compiles, assert_no_backward, assert_same_bits
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ltx_kernels import _backends
 from ltx_kernels.blockwise import (
@@ -43,6 +46,30 @@ def _backends_as_they_were() -> Iterator[None]:
     yield
     for op in ("linear", "fp8_gemm"):
         set_backend(op, None)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that storages made by torch ops, since it was entered, held at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self.alive: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        known = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, Tensor) or leaf.is_meta:
+                continue
+            storage = leaf.untyped_storage()
+            if storage._cdata not in known and storage._cdata not in self.alive:
+                self.alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self.alive.values()))
+        return result
 
 
 def make_linear(in_features: int = 272, out_features: int = 136, **options: object) -> nn.Linear:
@@ -113,9 +140,18 @@ def test_no_bias(cls: type[Layer]) -> None:
 
 
 @both
-def test_compiles(cls: type[Layer]) -> None:
+@pytest.mark.parametrize("backend", [None, "dequantize"])
+def test_compiles_once_for_all_lengths(cls: type[Layer], backend: str | None) -> None:
+    set_backend("linear", backend)
     layer = make_layer(cls)
     assert_compiles(layer, *([torch.randn(2, tokens, 272, dtype=torch.bfloat16)] for tokens in (3, 64, 130)))
+    torch._dynamo.reset()
+    graphs = CompileCounter()
+    compiled = torch.compile(lambda x: layer(blockwise_quantize(x)), backend=graphs, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for tokens in (3, 64, 130, 7):
+            compiled(torch.randn(2, tokens, 272))
+    assert graphs.frame_count == 1
 
 
 def test_a_compiled_layer_follows_set_backend() -> None:
@@ -328,6 +364,22 @@ def test_dequantizing(cls: type[Layer], dtype: torch.dtype) -> None:
     assert pair.dtype == torch.bfloat16 and relative_error(pair, out) < 0.05
 
 
+@both
+@pytest.mark.parametrize("pair", [False, True])
+def test_dequantizing_holds_one_tile_of_the_weight(cls: type[Layer], pair: bool) -> None:
+    """What it holds besides its result does not grow with the weight."""
+    set_backend("linear", "dequantize")
+    x = torch.randn(8, 256, dtype=torch.bfloat16)
+    given = blockwise_quantize(x) if pair else x
+    beside = []
+    for out_features in (512, 4096):
+        layer = make_layer(cls, 256, out_features)
+        with LiveBytes() as live:
+            out = layer(given)
+        beside.append(live.peak - out.nbytes)
+    assert 0 < beside[1] <= beside[0] < 2.5 * 512 * 256 * 4  # the values and scales of 512 rows, in fp32
+
+
 PAIR = blockwise_quantize(torch.ones(3, 272))
 
 
@@ -395,23 +447,25 @@ def test_parameters_that_were_assigned_are_checked(backend: str | None, name: st
 def test_a_device_without_the_product_dequantizes_and_warns_once(
     cls: type[Layer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    reasons = iter(["device 0 is sm_80"] * 2 + ["device 1 is sm_80"] * 9)
+
     def backend(op: str, device: torch.device) -> tuple[str, str]:
-        return ("", "device 0 is sm_80") if op == "fp8_gemm" else (device.type, "")
+        return ("", next(reasons)) if op == "fp8_gemm" else (device.type, "")
 
     monkeypatch.setattr(_backends, "_backend", backend)
-    linear._warn_that_layers_dequantize.cache_clear()
+    monkeypatch.setattr(linear, "_unwarned", [True])
     layer = make_layer(cls)
     x = torch.randn(2, 272)
-    assert layer.backend == "dequantize"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out = layer(x)
         make_layer(cls)(x)
+    assert layer.backend == "dequantize"
     assert [str(warning.message) for warning in caught] == [
         "ltx_kernels: Linear layers dequantize their weights, tile by tile: fp8_gemm device 0 is sm_80"
     ]
     assert relative_error(out, x.double() @ dequantized(layer).T + layer.bias.double()) < 1e-6
-    with pytest.raises(RuntimeError, match="^fp8_gemm: device 0 is sm_80$"):
+    with pytest.raises(RuntimeError, match="^fp8_gemm: device 1 is sm_80$"):
         get_backend("fp8_gemm", "cpu")
     assert get_backend("quantize", "cpu") == "cpu"
 
@@ -495,6 +549,8 @@ def test_copies_by_deepcopy_pickle_and_save(cls: type[Layer]) -> None:
     torch.save(layer, saved)
     saved.seek(0)
     copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(saved, weights_only=False)]
+    shallow = copy.copy(layer)
+    assert [id(p) for p in shallow.parameters()] == [id(p) for p in layer.parameters()]
     layer.weight.data.view(torch.uint8).zero_()
     for one in copies:
         assert type(one) is cls and one.weight.dtype == cls.weight_dtype and not one.weight.requires_grad
@@ -650,6 +706,33 @@ def test_safetensors_round_trip(cls: type[Layer], assign: bool, tmp_path: Path) 
     assert_same_bits(other.state_dict(), layer.state_dict())
     x = torch.randn(2, 272)
     assert_same_bits(other(x), layer(x))
+
+
+@both
+@either_assign
+def test_load_hooks_run_once_and_before_the_checks(cls: type[Layer], assign: bool) -> None:
+    """As torch has it: a hook may give entries their names, and what it gives is checked."""
+    model, source = nested(make_layer(cls)), nested(make_layer(cls))
+    calls = []
+
+    def rename(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+        calls.append(module)
+        state[prefix + "weight_scale"] = state.pop(prefix + "scale")
+
+    handle = model["blocks"][0].register_load_state_dict_pre_hook(rename)
+    old = {key.replace("weight_scale", "scale"): value for key, value in source.state_dict().items()}
+    model.load_state_dict(old, assign=assign)
+    assert_same_bits(model.state_dict(), source.state_dict())
+    model.load_state_dict(old, assign=assign)
+    assert calls == [model["blocks"][0]] * 2
+    handle.remove()
+
+    def spoil(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+        state[prefix + "weight"] = torch.zeros(136, 272, dtype=torch.bfloat16)
+
+    model["blocks"][0].register_load_state_dict_pre_hook(spoil)
+    (message,) = load_error(model, source.state_dict(), assign=assign)
+    assert message == f"blocks.0.weight must be {cls.weight_dtype}, got torch.bfloat16"
 
 
 # fuse_delta
@@ -865,6 +948,21 @@ def test_quantize_model_holds_one_layer_twice_at_most(monkeypatch: pytest.Monkey
     assert alive == [6, 5, 4, 3, 2, 1]
 
 
+@pytest.mark.parametrize("bits", [8, 6])
+def test_quantize_model_makes_no_more_than_it_keeps_and_one_layer(bits: int) -> None:
+    model = nn.Sequential(*(make_linear(256, 512) for _ in range(4)))
+    layer = sum(p.nbytes for p in model[0].parameters())
+    with LiveBytes() as live:
+        quantize_model(model, bits, progress=False)
+    assert live.peak <= sum(p.nbytes for p in model.parameters()) + layer / 2  # 6 bits: the e4m3 values of one
+
+
+def test_quantize_model_leaves_lazy_layers() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.LazyLinear(16))
+    lazy = quantize_model(model, progress=False)[1]
+    assert type(model[0]) is BlockwiseFP8Linear and type(lazy) is nn.LazyLinear
+
+
 def test_quantize_model_shows_a_bar_if_rich_is_there(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -887,6 +985,8 @@ def test_a_quantized_model_runs_in_a_fresh_process(bits: int, tmp_path: Path) ->
     state = {key: value for key, value in state.items() if not key.startswith("blocks.1.2.")}  # shared with blocks.0
     save_file(state, tmp_path / "model.safetensors")
     save_file({"x": x, "out": model(x).contiguous()}, tmp_path / "run.safetensors")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    torch.save(model, tmp_path / "model.pt")
     program = f"""
 import sys
 import torch
@@ -903,6 +1003,11 @@ shared = ("blocks.0.3", "blocks.1.2", "blocks.1.3")
 assert result.unexpected_keys == [] and all(key.startswith(shared) for key in result.missing_keys)
 run = load_file(sys.argv[1] + "/run.safetensors")
 assert torch.equal(model(run["x"]), run["out"])
+model.to("meta")
+model.load_state_dict(torch.load(sys.argv[1] + "/state.pt", mmap=True, weights_only=True), assign=True)
+assert torch.equal(model(run["x"]), run["out"])
+whole = torch.load(sys.argv[1] + "/model.pt", weights_only=False)
+assert whole.blocks[0][2] is whole.blocks[1][3] and torch.equal(whole(run["x"]), run["out"])
 """
     subprocess.run([sys.executable, "-c", program, tmp_path], check=True, cwd=Path(__file__).parent)
 

@@ -76,12 +76,23 @@ def get_backend(op: str, device: torch.device | str) -> str:
     if op not in BACKENDS:
         raise ValueError(f"get_backend: op must be one of {', '.join(BACKENDS)}, got {op!r}")
     device = torch.device(device)
-    if op != "linear" or _forced.get(op) in ("cpu", "cuda"):
-        backend, reason = _backend(op, device)
+    if op == "linear":
+        return linear_backend(device)
+    backend, reason = _backend(op, device)
+    if not backend:
+        raise RuntimeError(f"{op}: {reason}")
+    return backend
+
+
+def linear_backend(device: torch.device) -> str:
+    """:func:`get_backend` of "linear", which every forward pass of a layer asks."""
+    forced = _forced.get("linear")
+    if forced in ("cpu", "cuda"):
+        backend, reason = _backend("linear", device)
         if not backend:
-            raise RuntimeError(f"{op}: {reason}")
+            raise RuntimeError(f"linear: {reason}")
         return backend
-    return "dequantize" if op in _forced or lacks("fp8_gemm", device) else device.type
+    return "dequantize" if forced or lacks("fp8_gemm", device) else device.type
 
 
 def lacks(op: str, device: torch.device) -> str:

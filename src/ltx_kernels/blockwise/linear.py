@@ -1,9 +1,8 @@
 """The blockwise FP8 product, Linear layers with weights of 8 or 6 bits, and the swap of a model's layers for them."""
 
-import functools
 import warnings
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
-from ltx_kernels._backends import call, forward_only, get_backend, lacks
+from ltx_kernels._backends import forward_only, get_backend, lacks, linear_backend, route
 from ltx_kernels.blockwise.functional import (
     blockwise_dequantize,
     blockwise_quantize,
@@ -71,7 +70,8 @@ def blockwise_fp8_gemm(
     """
     q, scales = pair_of("fp8_gemm", "a", a)
     weight, weight_scale = pair_of("fp8_gemm", "b", b)
-    return call(_ops.fp8_gemm.default, q, scales, weight, weight_scale, bias, residual, use_fast_accum, out_dtype)
+    product = route(_ops.fp8_gemm.default)
+    return product(q, scales, weight, weight_scale, bias, residual, use_fast_accum, out_dtype)
 
 
 class GemmConfig(NamedTuple):
@@ -192,18 +192,17 @@ class _BlockwiseLinear(nn.Module):
         _check_linear("from_linear: linear", linear)
         if transform_weights:
             _check_weights("from_linear: linear", linear)
-        device = linear.weight.device
+        device = "meta" if transform_weights else linear.weight.device
         layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device=device)
         layer.train(linear.training)
         if transform_weights:
-            with torch.no_grad():
-                source = linear.weight
-                # A transposed weight is copied; of one with rows apart, the op takes the strides as they are.
-                weight, scale = cls._quantize(source if source.stride(1) == 1 else source.contiguous())
-                layer.weight = _parameter(weight)
-                layer.weight_scale = _parameter(scale)
-                if layer.bias is not None:
-                    layer.bias.copy_(linear.bias)
+            source = linear.weight.detach()
+            # A transposed weight is copied; of one with rows apart, the op takes the strides as they are.
+            weight, scale = cls._quantize(source if source.stride(1) == 1 else source.contiguous())
+            layer.weight = _parameter(weight)
+            layer.weight_scale = _parameter(scale)
+            if layer.bias is not None:
+                layer.bias = _parameter(linear.bias.detach().to(torch.float32, copy=True))
         return layer
 
     @property
@@ -214,7 +213,7 @@ class _BlockwiseLinear(nn.Module):
     @property
     def backend(self) -> str:
         """What a forward pass runs: "cpu", "cuda" or "dequantize"; :func:`set_backend` of "linear" forces one."""
-        return get_backend("linear", self.weight.device)
+        return linear_backend(self.weight.device)
 
     def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """``x @ weight.T + bias``.
@@ -230,31 +229,31 @@ class _BlockwiseLinear(nn.Module):
             TypeError: x is something else.
             RuntimeError: x breaks a rule above; the message names it, the rule and the value.
         """
-        self._check_input(x)
-        if self.backend == "dequantize":
-            reason = lacks("fp8_gemm", self.weight.device)
-            if reason:
-                _warn_that_layers_dequantize(reason)
-            given = x if isinstance(x, tuple) else (x,)
-            return forward_only("linear", self._dequantizing_product, self.weight, self.weight_scale, self.bias, *given)
-        if isinstance(x, tuple):
-            (q, scales), out_dtype = x, torch.bfloat16
-        else:
-            (q, scales), out_dtype = blockwise_quantize(x), x.dtype
-        rows = q.reshape(-1, q.shape[-1])
-        out = blockwise_fp8_gemm(
-            (rows, scales), (self.weight, self.weight_scale), self.bias, False, out_dtype=out_dtype
-        )
-        return out.view(*q.shape[:-1], self.out_features)
-
-    def _check_input(self, x: Tensor | tuple[Tensor, Tensor]) -> None:
+        weight, weight_scale, bias = self.weight, self.weight_scale, self.bias
+        device = weight.device
         values = pair_of("linear", "x", x)[0] if isinstance(x, tuple) else x
         if not isinstance(values, Tensor):
             raise TypeError(f"linear: x must be a tensor or a tuple (q, scales), got {_kind(x)}")
         if values.dim() == 0 or values.shape[-1] != self.in_features:
             raise RuntimeError(f"linear: x must have a last size of {self.in_features}, got {list(values.shape)}")
-        if values.device != self.weight.device:
-            raise RuntimeError(f"linear: x must be on {self.weight.device} like weight, got {values.device}")
+        if values.device != device:
+            raise RuntimeError(f"linear: x must be on {device} like weight, got {values.device}")
+        if linear_backend(device) == "dequantize":
+            reason = lacks("fp8_gemm", device)
+            if reason:
+                _warn_that_layers_dequantize(reason)
+            given = x if isinstance(x, tuple) else (x,)
+            return forward_only("linear", self._dequantizing_product, weight, weight_scale, bias, *given)
+        if isinstance(x, tuple):
+            (q, scales), out_dtype = x, torch.bfloat16
+        else:
+            (q, scales), out_dtype = blockwise_quantize(x), x.dtype
+        product = route(_ops.fp8_gemm.default)
+        if q.dim() == 2:
+            return product(q, scales, weight, weight_scale, bias, None, False, out_dtype)
+        rows = q.reshape(-1, self.in_features)
+        out = product(rows, scales, weight, weight_scale, bias, None, False, out_dtype)
+        return out.view(*q.shape[:-1], self.out_features)
 
     def _dequantizing_product(self, weight: Tensor, scale: Tensor, bias: Tensor | None, *x_or_pair: Tensor) -> Tensor:
         x = blockwise_dequantize(x_or_pair) if len(x_or_pair) == 2 else x_or_pair[0]
@@ -263,8 +262,12 @@ class _BlockwiseLinear(nn.Module):
         self._check_parameters(weight, scale, bias)
         out = x.new_empty((*x.shape[:-1], self.out_features))
         for rows in self._tiles():
-            tile = self._dequantized(weight, scale, rows).to(x.dtype)
-            out[..., rows] = nn.functional.linear(x, tile, None if bias is None else bias[rows].to(x.dtype))
+            # Without a name for the tile: it would live on beside the next one.
+            out[..., rows] = nn.functional.linear(
+                x,
+                self._dequantized(weight, scale, rows).to(x.dtype),
+                None if bias is None else bias[rows].to(x.dtype),
+            )
         return out
 
     def _check_parameters(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
@@ -321,7 +324,7 @@ class _BlockwiseLinear(nn.Module):
         q = self._e4m3(weight[rows]).float()
         scale = scale[_scale_rows(rows)]
         scale = scale.repeat_interleave(BLOCK_SIZE, 0)[: q.shape[0]]
-        return q * scale.repeat_interleave(BLOCK_SIZE, 1)[:, : q.shape[1]]
+        return q.mul_(scale.repeat_interleave(BLOCK_SIZE, 1)[:, : q.shape[1]])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_dtype(tensor: Tensor) -> Tensor:
@@ -340,7 +343,27 @@ class _BlockwiseLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        state_dict = dict(state_dict)
+        # Those hooks may rename or convert entries: they come before the checks.
+        hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
+        try:
+            for hook in hooks.values():
+                hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            self._load_checked(
+                dict(state_dict), prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        finally:
+            self._load_state_dict_pre_hooks = hooks
+
+    def _load_checked(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         refused = set()  # keys about which an error says all
 
         def refuse(name: str, rule: str, got: object) -> None:
@@ -435,7 +458,7 @@ _views = WeakTensorKeyDictionary()
 
 
 def _view(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter as another dtype: one object while it lives, so that layers which share it share that too."""
+    """A parameter as another dtype, and back: one object while it lives, which layers share as they do the first."""
     if parameter.dtype == dtype:
         return parameter
     ref = _views.get(parameter)
@@ -443,6 +466,7 @@ def _view(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     if view is None:
         view = _parameter(parameter.view(dtype))
         _views[parameter] = weakref.ref(view)
+        _views[view] = weakref.ref(parameter)
     return view
 
 
@@ -450,10 +474,16 @@ def _scale_rows(rows: slice) -> slice:
     return slice(rows.start // BLOCK_SIZE, -(-rows.stop // BLOCK_SIZE))
 
 
+_unwarned = [True]  # popped by the first to warn: one warning a process, on however many devices and threads
+
+
 # Under a compiler the warning comes from tracing.
 @torch.compiler.assume_constant_result
-@functools.cache
 def _warn_that_layers_dequantize(reason: str) -> None:
+    try:
+        _unwarned.pop()
+    except IndexError:
+        return
     warnings.warn(f"ltx_kernels: Linear layers dequantize their weights, tile by tile: fp8_gemm {reason}", stacklevel=2)
 
 
@@ -608,7 +638,7 @@ def _check_quantizable(root: nn.ModuleList, queue: Iterable[tuple[nn.Linear, lis
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.data_ptr() or id(tensor)
+    return id(tensor) if nn.parameter.is_lazy(tensor) else tensor.data_ptr() or id(tensor)
 
 
 @contextmanager
