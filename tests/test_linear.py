@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -122,6 +122,28 @@ def test_forward_of_a_pair_is_bf16_and_that_of_the_tensor(cls: type[Layer]) -> N
 def test_forward_of_any_rank(cls: type[Layer], shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, dtype=torch.bfloat16)
     assert make_layer(cls)(x).shape == (*shape[:-1], 136)
+
+
+@both
+@pytest.mark.parametrize("backend", [None, "dequantize"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),  # columns apart, as after an nn.Conv1d
+        lambda x: torch.stack([x, x + 1], -1)[..., 0],
+        lambda x: torch.cat([x + 1, x, x - 1], -1)[..., 272:544],
+        lambda x: x[:1, :1].expand(2, 5, 272),
+        lambda x: x[..., :1].expand(2, 5, 272),
+    ],
+    ids=["rows", "columns", "every_other", "slice", "expanded_rows", "expanded_columns"],
+)
+def test_strides(cls: type[Layer], backend: str | None, view: Callable[[Tensor], Tensor]) -> None:
+    set_backend("linear", backend)
+    layer = make_layer(cls)
+    x = view(torch.randn(2, 5, 272))
+    expected = x.double() @ dequantized(layer).T + layer.bias.double()
+    assert relative_error(layer(x), expected) < (1e-6 if backend else 0.05)
 
 
 @both
@@ -761,6 +783,17 @@ def test_fuse_delta_of_zeros_changes_no_value(cls: type[Layer]) -> None:
     layer.fuse_delta(torch.zeros(1160, 272))
     # A tile's largest 6-bit value is 0.1171875 of its scale, and becomes 0.1172 of the new one.
     assert relative_error(dequantized(layer), before) < {BlockwiseFP8Linear: 1e-6, BlockwiseFP6Linear: 1.1e-4}[cls]
+
+
+@both
+def test_fuse_delta_into_a_scale_that_cannot_be_written_changes_nothing(cls: type[Layer]) -> None:
+    layer = make_layer(cls)
+    state = {**layer.state_dict(), "weight_scale": torch.ones(1, 1).expand(2, 3)}  # one scale for the whole tensor
+    layer.load_state_dict(state, assign=True)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(RuntimeError, match="refers to a single memory location"):
+        layer.fuse_delta(torch.ones(136, 272))
+    assert_same_bits(layer.state_dict(), before)
 
 
 @both

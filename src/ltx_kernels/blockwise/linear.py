@@ -219,7 +219,7 @@ class _BlockwiseLinear(nn.Module):
         """``x @ weight.T + bias``.
 
         Args:
-            x: ``[..., in]``, bf16, fp16 or fp32, which is quantized on the way; or (q, scales) as
+            x: ``[..., in]``, bf16, fp16 or fp32, any strides, which is quantized on the way; or (q, scales) as
                 :func:`blockwise_quantize` returns them. Where the layer dequantizes, a tensor is taken as it is.
 
         Returns:
@@ -247,7 +247,8 @@ class _BlockwiseLinear(nn.Module):
         if isinstance(x, tuple):
             (q, scales), out_dtype = x, torch.bfloat16
         else:
-            (q, scales), out_dtype = blockwise_quantize(x), x.dtype
+            # A transposed x is copied, as models that call an nn.Linear may pass one.
+            (q, scales), out_dtype = blockwise_quantize(x if x.stride(-1) == 1 else x.contiguous()), x.dtype
         product = route(_ops.fp8_gemm.default)
         if q.dim() == 2:
             return product(q, scales, weight, weight_scale, bias, None, False, out_dtype)
@@ -313,8 +314,8 @@ class _BlockwiseLinear(nn.Module):
             for rows in self._tiles():
                 before = self._dequantized(self.weight, self.weight_scale, rows)
                 weight, scale = self._quantize(before + delta[rows].float())
+                self.weight_scale[_scale_rows(rows)].copy_(scale)  # first: torch refuses it if it was expanded
                 self.weight[rows].copy_(weight)
-                self.weight_scale[_scale_rows(rows)].copy_(scale)
 
     def _tiles(self) -> Iterable[slice]:
         return (slice(row, row + TILE_ROWS) for row in range(0, self.out_features, TILE_ROWS))
@@ -345,26 +346,20 @@ class _BlockwiseLinear(nn.Module):
     ) -> None:
         # Those hooks may rename or convert entries: they come before the checks.
         hooks, self._load_state_dict_pre_hooks = self._load_state_dict_pre_hooks, OrderedDict()
+        missing: list[str] = []
         try:
             for hook in hooks.values():
                 hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-            self._load_checked(
-                dict(state_dict), prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
+            state = dict(state_dict)
+            refused = self._refuse_and_cast(state, prefix, error_msgs)
+            super()._load_from_state_dict(state, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         finally:
             self._load_state_dict_pre_hooks = hooks
+        missing_keys += [key for key in missing if key not in refused]
 
-    def _load_checked(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        refused = set()  # keys about which an error says all
+    def _refuse_and_cast(self, state_dict: dict[str, Any], prefix: str, error_msgs: list[str]) -> set[str]:
+        """Take out what the layer cannot hold, with an error; scale and bias become fp32. Returns the keys refused."""
+        refused = set()
 
         def refuse(name: str, rule: str, got: object) -> None:
             error_msgs.append(f"{prefix}{name} must {rule}, got {got}")
@@ -383,10 +378,7 @@ class _BlockwiseLinear(nn.Module):
                 state_dict[prefix + name] = given[name].to(torch.float32)
             else:
                 refuse(name, "be of a float dtype", given[name].dtype)
-
-        missing: list[str] = []
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
-        missing_keys += [key for key in missing if key not in refused]
+        return refused
 
     # Torch pickles fp8 in torch.save alone: elsewhere the weight travels as bytes.
     def __getstate__(self) -> dict[str, Any]:
@@ -544,7 +536,9 @@ def quantize_model(
 
     Exactly ``nn.Linear`` is swapped, not its subclasses. A layer that the model holds in several places stays shared;
     it is swapped if the filter takes it in each of them. A parameter that other modules share is refused: it would be
-    shared no more. All layers are checked before the first is changed, and no more than one is held twice.
+    shared no more. All layers are checked before the first is changed, and no more than one is held twice. A module
+    that reads the weights of its layers instead of calling them, as ``nn.TransformerEncoderLayer`` does in its fast
+    path, fails then by torch's error: exclude such layers.
 
     Args:
         module: the model.
