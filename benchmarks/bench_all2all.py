@@ -1,8 +1,10 @@
-"""Exchange between CPU processes: shared memory against torch.distributed on gloo, and a copy of as many bytes.
+"""Exchange between CPU processes, and on a GPU between ranks that share it.
 
-Bytes: of one rank's tensor, read and written once. The contenders run in turn inside each round, each rank times itself
+CPU: shared memory against torch.distributed on gloo, and a copy of as many bytes. Bytes: of one rank's tensor, read and written once. The contenders run in turn inside each round, each rank times itself
 between two barriers, and the slowest rank counts; the median over rounds is reported. "barrier" is an exchange of one
 token, whose time is that of the protocol.
+
+GPU: all ranks' kernels on one stream, against a copy of as many bytes. Bytes: what all ranks read, and what they write.
 """
 
 import functools
@@ -12,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from harness import ROUNDS, Row, main
+from harness import ROUNDS, Row, bench, main, num_sets
 from torch import Tensor
 
 from ltx_kernels import All2All
@@ -22,9 +24,56 @@ HEADS, HEAD_DIM = 32, 128
 CASES = {"16 MB a rank": (2048, 3), "barrier": (1, 100)}  # tokens of a rank, calls a round
 OPS = ("send_recv_heads", "gather_heads", "allgather", "send_recv_qkv")
 BF16_BYTES = 2
+GPU_TOKENS = (13376, 3344, 1)  # of a rank; 1: the protocol alone
+GPU_OPS = {"send_recv_heads": 1, "send_recv_qkv": 2, "gather_heads": 3, "allgather": 4}
+EVERY_SM = 1000
 
 
 def run() -> list[Row]:
+    on_gpu = [row for tokens in GPU_TOKENS for row in _bench_gpu(tokens)] if torch.cuda.is_available() else []
+    return on_gpu + _bench_processes()
+
+
+def _bench_gpu(tokens: int) -> list[Row]:
+    ops = torch.ops.ltx_kernels
+    rows = []
+    for op in OPS:
+        elements = tokens * HEADS * HEAD_DIM
+        ids = [ops.all2all_open(rank, WORLD_SIZE, elements, torch.bfloat16, None) for rank in range(WORLD_SIZE)]
+        ops.all2all_share_gpus(ids, [0] * WORLD_SIZE, EVERY_SM)
+        for communicator in ids:
+            ops.all2all_set_rank_tokens(communicator, [tokens] * WORLD_SIZE)
+        num_tensors = 3 if op == "send_recv_qkv" else 1
+        written = WORLD_SIZE if op == "allgather" else 1
+        num_bytes = WORLD_SIZE * num_tensors * elements * (1 + written) * BF16_BYTES
+        inputs, expected = [], []
+        for _ in range(num_sets(num_bytes)):
+            whole = torch.randn(1, WORLD_SIZE * tokens, HEADS, HEAD_DIM, device="cuda").bfloat16()
+            local, share = whole.split(tokens, dim=1), whole.split(HEADS // WORLD_SIZE, dim=2)
+            of_ranks = [part.contiguous() for part in (share if op == "gather_heads" else local)]
+            inputs.append([x for x in of_ranks for _ in range(num_tensors)])
+            results = {"gather_heads": local, "allgather": [whole] * WORLD_SIZE}.get(op, share)
+            expected.append([x for x in results for _ in range(num_tensors)])
+
+        def call(tensors: list[Tensor], copy_out: bool, op: str = op, ids: list[int] = ids) -> list[Tensor]:
+            return ops.all2all_exchange_on_gpus(tensors, GPU_OPS[op], ids, copy_out)
+
+        contenders = {
+            label: [functools.partial(call, tensors, copy_out) for tensors in inputs]
+            for label, copy_out in (("ltx", False), ("ltx, copied out", True))
+        }
+        for label, calls in contenders.items():
+            for one, others in zip(calls, expected, strict=True):
+                if not all(torch.equal(result, other) for result, other in zip(one(), others, strict=True)):
+                    raise SystemExit(f"{op}: {label} must give what plain indexing gives")
+        rows += bench(op, f"{WORLD_SIZE} x {tokens} tokens, one GPU", num_bytes, contenders)
+        ops.all2all_check_gpus(ids)
+        for communicator in ids:
+            ops.all2all_close(communicator)
+    return rows
+
+
+def _bench_processes() -> list[Row]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()

@@ -43,6 +43,8 @@ KERNELS = [
     ),
     ("blockwise_cpp", "14rms_fma_kernelI13__nv_bfloat16", STORE_16_BYTES),
     ("blockwise_cpp", "17dequantize_kernelI13__nv_fp8_e4m3", STORE_16_BYTES),
+    ("all2all_cpp", "11push_kernelI5uint4", LOAD_16_BYTES),
+    ("all2all_cpp", "11push_kernelI5uint4", STORE_16_BYTES),
 ]
 
 

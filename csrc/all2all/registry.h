@@ -10,9 +10,12 @@
 // pointer.
 namespace ltx {
 
+class GpuCommunicator;
+
 struct Communicator {
   Member member;
   std::unique_ptr<ShmCommunicator> shm = nullptr;  // of the transport shm
+  std::shared_ptr<GpuCommunicator> gpu = nullptr;  // of ranks on GPUs
   std::mutex calls;                                // one at a time
 };
 

@@ -39,6 +39,8 @@ struct Control {
   uint64_t epoch;                           // of its last call
   std::array<uint64_t, kNumSlots> last_of;  // the last call that used each slot
   uint64_t status;                          // a packed Status, 0: none
+  uint64_t began;                           // when its last call began, on the clock of its GPU
+  std::array<uint32_t, kMaxRanks> pushed;   // blocks of a kernel that are done with a peer; 0 again after the last
   // Written by the owner, read by peers.
   alignas(128) uint64_t capacity_bytes;  // what peers may store in a slot; it only grows
   // Written by peer p at index p.
