@@ -9,7 +9,7 @@ namespace {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 constexpr uint64_t kGrace = 200'000'000;  // nanoseconds for the others once a peer is dead
-constexpr int kRoundsToLook = 64;         // of polling own memory, before a look at the clock and at peers' memory
+constexpr unsigned kRoundsToLook = 64;    // of polling own memory, before a look at the clock and at peers' memory
 
 __device__ uint64_t load_acquire(const uint64_t& word) {
   uint64_t value;
@@ -41,7 +41,7 @@ template <class Ready>
 __device__ uint32_t poll(const GpuEnd& end, uint32_t peers, const Ready& ready) {
   uint64_t deadline = deadline_of(end);
   bool missing = (peers >> lane() & 1) != 0;
-  for (int round = 1;; ++round) {
+  for (unsigned round = 1;; ++round) {  // overflows where there is no timeout
     const bool look = round % kRoundsToLook == 0;
     // Acquires what a dead peer has posted before.
     const bool dead = look && missing && load_acquire(end.workspace[lane()]->status) != 0;
