@@ -394,6 +394,11 @@ def splits(config: list[int]) -> int:
     return config[5]
 
 
+# The kernel for mma.sync, which runs here on 9.0 and only when forced.
+SM89_CONFIGS = [[89, 128, 128, 3, 1, 1, 8], [89, 128, 64, 4, 1, 1, 8], [89, 64, 64, 3, 1, 1, 8]]
+chosen_or_sm89 = pytest.mark.parametrize("config", [None, *SM89_CONFIGS], ids=["chosen", "128x128", "128x64", "64x64"])
+
+
 @on_gpu
 def test_every_configuration_of_sm90_is_reached() -> None:
     if torch.cuda.get_device_capability() == (9, 0) and torch.cuda.get_device_properties().multi_processor_count == 132:
@@ -408,7 +413,7 @@ def test_every_configuration_at_edges(dtype: torch.dtype, residual: bool) -> Non
     for m, n, k in ((1, 8, 16), (7, 120, 144), (65, 264, 400), (130, 1280, 272), (300, 640, 1280), (2500, 2568, 640)):
         case = GemmCase("forced", m, n, k, dtype, bias=True, residual=residual, a_gap=16, b_gap=32)
         inputs = make_inputs(case, "cuda")
-        for config in all_configs():
+        for config in (*all_configs(), *SM89_CONFIGS):
             if splits(config) <= blocks(k):
                 out = op(*inputs, config)
                 assert_close(out, inputs, False)
@@ -438,7 +443,16 @@ def test_grid_of_sizes() -> None:
 
 
 @on_gpu
-def test_random_sizes_and_layouts() -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_sm89_against_float64(case: GemmCase) -> None:
+    inputs = make_inputs(case, "cuda")
+    for config in SM89_CONFIGS:
+        assert_close(op(*inputs, config), inputs, case.one_sign)
+
+
+@on_gpu
+@chosen_or_sm89
+def test_random_sizes_and_layouts(config: list[int] | None) -> None:
     generator = random.Random(0)
     for _ in range(1000):
         case = GemmCase(
@@ -456,48 +470,65 @@ def test_random_sizes_and_layouts() -> None:
             b_gap=generator.choice([0, 16]),
         )
         inputs = make_inputs(case, "cuda")
-        assert_close(op(*inputs), inputs, False)
+        assert_close(op(*inputs, config), inputs, False)
 
 
 @on_gpu
-def test_views_that_are_copied_or_read_element_by_element() -> None:
+@chosen_or_sm89
+def test_views_that_are_copied_or_read_element_by_element(config: list[int] | None) -> None:
     m, n, k = 70, 136, 272
     inputs = make_inputs(GemmCase("views", m, n, k, bias=True, residual=True), "cuda")
-    expected = op(*inputs)
+    expected = op(*inputs, config)
     bias = torch.full((3 * n,), torch.nan, device="cuda")[1::3]
     odd_bias = torch.full((n + 1,), torch.nan, device="cuda")[1:]
     odd_residual = torch.full((m, n + 3), torch.nan, device="cuda", dtype=torch.bfloat16)[:, 1 : n + 1]
     wide_b_scales = torch.full((2 * blocks(n), 3 * blocks(k)), torch.nan, device="cuda")[::2, ::3]
     for view, slot in ((bias, 4), (odd_bias, 4), (odd_residual, 5), (wide_b_scales, 3)):
-        assert_same_bits(op(*inputs[:slot], view.copy_(inputs[slot]), *inputs[slot + 1 :]), expected)
+        assert_same_bits(op(*inputs[:slot], view.copy_(inputs[slot]), *inputs[slot + 1 :], config), expected)
 
 
 @on_gpu
-def test_one_row_of_a_for_all() -> None:
+@chosen_or_sm89
+def test_one_row_of_a_for_all(config: list[int] | None) -> None:
     inputs = make_inputs(GemmCase("expanded", m=1), "cuda")
-    expected = op(*inputs).expand(70, -1)
+    expected = op(*inputs, config).expand(70, -1)
     inputs[0], inputs[1] = inputs[0].expand(70, -1), inputs[1].expand(70, -1)
-    assert_same_bits(op(*inputs), expected)
+    assert_same_bits(op(*inputs, config), expected)
 
 
 @on_gpu
-def test_offsets_past_2_31() -> None:
+@pytest.mark.parametrize("config", SM89_CONFIGS, ids=str)
+def test_sm89_never_reads_past_the_last_row(config: list[int]) -> None:
+    m, n, k = 65, 136, 272
+    inputs = make_inputs(GemmCase("clean", m, n, k, residual=True), "cuda")
+    expected = op(*inputs, config)
+    a = torch.full((m + 70, k), torch.nan, device="cuda").to(FP8)
+    a_scales = torch.full((blocks(k), 136), torch.inf, device="cuda").t()  # read in place
+    for wide, slot in ((a, 0), (a_scales, 1)):
+        wide[:m].copy_(inputs[slot])
+        inputs[slot] = wide[:m]
+    assert_same_bits(op(*inputs, config), expected)
+
+
+@on_gpu
+@chosen_or_sm89
+def test_offsets_past_2_31(config: list[int] | None) -> None:
     n, k = 8, 144
     inputs = make_inputs(GemmCase("far", 4, n, k, residual=True), "cuda")
-    expected = op(*inputs)
+    expected = op(*inputs, config)
     far = torch.empty(3 * 2**30 + 256, dtype=torch.uint8, device="cuda").view(FP8)
     a = far.as_strided((4, k), (2**30, 1))
-    assert_same_bits(op(a.copy_(inputs[0]), *inputs[1:]), expected)
+    assert_same_bits(op(a.copy_(inputs[0]), *inputs[1:], config), expected)
     residual = far.view(torch.bfloat16).as_strided((4, n), (2**29, 1))
-    assert_same_bits(op(*inputs[:5], residual.copy_(inputs[5]), *inputs[6:]), expected)
+    assert_same_bits(op(*inputs[:5], residual.copy_(inputs[5]), *inputs[6:], config), expected)
     b = far.as_strided((n, k), (3 * 2**30 // n // 16 * 16, 1))
-    assert_same_bits(op(*inputs[:2], b.copy_(inputs[2]), *inputs[3:]), expected)
+    assert_same_bits(op(*inputs[:2], b.copy_(inputs[2]), *inputs[3:], config), expected)
     del far, a, b, residual
     m, n, k = 2**17 + 8, 2**14 + 8, 16  # the output has more than 2^31 elements
     a, b = pool(m, k), pool(n, k)
     a_scales, b_scales = torch.rand(1, m, device="cuda").t(), torch.rand(blocks(n), 1, device="cuda")
-    out = op(a, a_scales, b, b_scales, None, None, False, torch.bfloat16)
-    last = op(a[-8:].clone(), a_scales[-8:], b, b_scales, None, None, False, torch.bfloat16)
+    out = op(a, a_scales, b, b_scales, None, None, False, torch.bfloat16, config)
+    last = op(a[-8:].clone(), a_scales[-8:], b, b_scales, None, None, False, torch.bfloat16, config)
     assert_same_bits(out[-8:], last)
 
 
@@ -508,19 +539,20 @@ def test_error_of_fp32_output(one_sign: bool, bound: float) -> None:
         a, b = pool(256, k, one_sign=one_sign), pool(512, k, one_sign=one_sign)
         inputs = [a, torch.ones(256, blocks(k), device="cuda"), b, torch.ones(4, blocks(k), device="cuda"), None, None]
         expected, _ = exact(inputs)
-        for config in all_configs():
+        for config in (*all_configs(), *SM89_CONFIGS):
             error = (op(*inputs, False, FP32, config).double() - expected).norm() / expected.norm()
             assert error < bound, (k, config, error)
 
 
 @on_gpu
+@chosen_or_sm89
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP32])
-def test_nan_bits_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+def test_nan_bits_are_those_of_the_cpu(dtype: torch.dtype, config: list[int] | None) -> None:
     inputs = make_inputs(GemmCase("nan", m=3, out_dtype=dtype, residual=True), "cpu")
     inputs[1][1] = -torch.nan
     inputs[5][2] = -torch.nan
     bits = torch.int32 if dtype == FP32 else torch.int16
-    on_gpu = op(*(t.cuda() if isinstance(t, Tensor) else t for t in inputs)).cpu()
+    on_gpu = op(*(t.cuda() if isinstance(t, Tensor) else t for t in inputs), config).cpu()
     assert torch.equal(on_gpu[1:].view(bits), op(*inputs)[1:].view(bits))
 
 
@@ -545,6 +577,10 @@ def gpu_refusals() -> list[tuple[dict[str, object], str]]:
             "b must start at a multiple of 16 bytes on a GPU, got an address 1 bytes past one",
         ),
         ({"config": [90]}, "config must have 7 values, got 1 values"),
+        (
+            {"config": [89, *good[1:]]},
+            "config must be one that gemm_config could return for this k, got another",
+        ),
         (
             {"config": [*good[:1], 100, *good[2:]]},
             "config must be one that gemm_config could return for this k, got another",

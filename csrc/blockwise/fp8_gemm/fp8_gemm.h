@@ -18,8 +18,8 @@
 // byte poisons what it enters, a NaN scale its block's outputs; a NaN in the output is the quiet one of its dtype.
 // Nothing past the m rows of a, residual and a_scales is read. Deterministic.
 //
-// On a GPU acc starts as the first product, the others are added by fused multiply-adds, and sums over a block have the
-// precision of the tensor cores. There no size is above 2^30; a and an e4m3 b start at multiples of 16 bytes, as do
+// On a GPU acc may start as the first product, products are added by fused multiply-adds, and sums over a block have
+// the precision of the tensor cores. There no size is above 2^30; a and an e4m3 b start at multiples of 16 bytes, as do
 // their rows. A workspace holds what the kernels do not read in place: b unpacked, n * k bytes, if it is fp6; a_scales
 // in fp32, unless they are that, column-major and aligned as blockwise/quantize_block.h has them; bias, unless it is
 // contiguous and aligned to 8 bytes.
@@ -51,8 +51,9 @@ bool fp8_gemm_reads_scales(const TensorView& a_scales);
 bool fp8_gemm_reads_bias(const TensorView& bias);
 void fp8_gemm_cpu(const Fp8GemmParams& params);
 
-// What keeps the product from running on a device that runs this build's other CUDA code, or "".
-std::string fp8_gemm_device_lacks(int device);
+// What keeps the kernel `arch` from running on a device that runs this build's other CUDA code, or "". A call without a
+// config runs kFp8GemmPublicArch.
+std::string fp8_gemm_device_lacks(int device, int arch);
 void fp8_gemm_cuda(const Fp8GemmParams& params, Stream stream);
 
 }  // namespace ltx

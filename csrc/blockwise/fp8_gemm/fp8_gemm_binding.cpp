@@ -28,13 +28,15 @@ std::vector<int64_t> config(int64_t m, int64_t n, int64_t k, int64_t num_sms, in
   return config ? to_list(*config) : std::vector<int64_t>();
 }
 
-std::string device_lacks(int64_t device) {
+std::string kernel_lacks(int device, int arch) {
   if constexpr (kBuiltCuda) {
-    return fp8_gemm_device_lacks(static_cast<int>(device));
+    return fp8_gemm_device_lacks(device, arch);
   } else {
     return "this build has no CUDA code";
   }
 }
+
+std::string device_lacks(int64_t device) { return kernel_lacks(static_cast<int>(device), kFp8GemmPublicArch); }
 
 Tensor fp8_gemm(const Tensor& a, const Tensor& a_scales, const Tensor& b, const Tensor& b_scales,
                 const std::optional<Tensor>& bias, const std::optional<Tensor>& residual, bool use_fast_accum,
@@ -54,7 +56,7 @@ Tensor fp8_gemm(const Tensor& a, const Tensor& a_scales, const Tensor& b, const 
   fp8_gemm_check(params);
   check_backend("fp8_gemm", "a", device, kBuiltCuda);
   if (device.kind == Device::Kind::kCuda) {
-    const std::string lacking = device_lacks(device.index);
+    const std::string lacking = kernel_lacks(device.index, params.config ? params.config->arch : kFp8GemmPublicArch);
     LTX_CHECK(lacking.empty(), "fp8_gemm: a must be on cpu (" + lacking + "), got " + to_string(device));
   }
   Tensor out = empty({params.a.size(0), params.b.size(0)}, params.out_dtype, device);

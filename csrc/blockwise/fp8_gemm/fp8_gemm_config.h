@@ -12,7 +12,7 @@
 namespace ltx {
 
 struct Fp8GemmConfig {
-  int arch = 0;       // of the kernel: 90 is fp8_gemm_sm90.cu
+  int arch = 0;       // of the kernel: 90 is fp8_gemm_sm90.cu, 89 fp8_gemm_sm89.cu
   int tile_m = 0;     // rows of out that a block computes at a time
   int tile_n = 0;     // and columns
   int stages = 0;     // k blocks of a tile that shared memory holds
@@ -24,6 +24,21 @@ struct Fp8GemmConfig {
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Fp8GemmTile {
+  int m;  // counted in tiles
+  int n;
+};
+
+// The place of tile `index` of all: they go down a band, then to the band's next column.
+constexpr Fp8GemmTile fp8_gemm_tile(int index, int tiles_m, int tiles_n, int band) {
+  const int band_index = index / (band * tiles_n);
+  const int in_band = index - band_index * band * tiles_n;
+  const int first = band_index * band;
+  const int height = std::min(band, tiles_m - first);
+  const int n = in_band / height;
+  return {first + in_band - n * height, n};
+}
 
 // Shared memory of the SM90 kernel, whose struct Shared has these parts.
 inline constexpr int kSm90SharedBytes = 227 * 1024;  // what a block may have
@@ -71,9 +86,26 @@ inline constexpr std::array kFp8GemmCandidates = {
     sm90_candidate(64, 64, 1, 1, 8, 215),
 };
 
+// Shared memory of the SM89 kernel, whose struct Shared has these parts. 8.9 and 12.0 have 100 KB an SM, 1 KB of it
+// reserved for each block.
+inline constexpr int kSm89SharedBytes = 99 * 1024;
+
+constexpr int fp8_gemm_sm89_shared_bytes(const Fp8GemmConfig& config) {
+  return config.stages * ((config.tile_m + config.tile_n) * static_cast<int>(kBlockSize) + config.tile_m * 4);
+}
+
+// Reasoned, not measured: no GPU of these has run it.
+inline constexpr std::array kFp8GemmSm89Candidates = {
+    Fp8GemmConfig{89, 128, 128, 3, 1, 1, 8}, Fp8GemmConfig{89, 128, 64, 4, 1, 1, 8},  // short grids
+    Fp8GemmConfig{89, 64, 64, 3, 1, 1, 8},  // shorter ones; two blocks have room in an SM
+};
+
 constexpr bool fp8_gemm_config_fits(const Fp8GemmConfig& config, int64_t k) {
   return num_blocks(k) >= config.split_k;  // each part of k has a block
 }
+
+// Of the kernel that a call without a config runs: the other one is only forced, by tests.
+inline constexpr int kFp8GemmPublicArch = 90;
 
 // The architecture of the kernel for a device, 0 if there is none.
 constexpr int fp8_gemm_arch(int capability) { return capability == 90 ? 90 : 0; }

@@ -61,6 +61,28 @@ TEST(Fp8GemmConfig, CountsSharedMemory) {
   EXPECT_EQ(fp8_gemm_sm90_shared_bytes({90, 64, 64, 12, 1, 2, 8}), 12 * (16384 + 384) + 16384 + 8192 + 256);
 }
 
+// Ada and consumer Blackwell: 99 KB a block, 100 KB an SM of which each block takes 1 KB beside its own.
+TEST(Fp8GemmConfig, Sm89FitsIntoTheSharedMemoryOf99KB) {
+  EXPECT_EQ(fp8_gemm_sm89_shared_bytes({89, 128, 128, 3, 1, 1, 8}), 3 * (32768 + 512));
+  EXPECT_EQ(fp8_gemm_sm89_shared_bytes({89, 128, 64, 4, 1, 1, 8}), 4 * (24576 + 512));
+  EXPECT_EQ(fp8_gemm_sm89_shared_bytes({89, 64, 64, 3, 1, 1, 8}), 3 * (16384 + 256));
+  for (const Fp8GemmConfig& config : kFp8GemmSm89Candidates) EXPECT_LE(fp8_gemm_sm89_shared_bytes(config), 101376);
+  EXPECT_LE(2 * (fp8_gemm_sm89_shared_bytes({89, 64, 64, 3, 1, 1, 8}) + 1024), 102400);
+}
+
+TEST(Fp8GemmConfig, TilesGoDownABandThenToItsNextColumn) {
+  const auto places = [](int tiles_m, int tiles_n, int band) {
+    std::string text;
+    for (int i = 0; i < tiles_m * tiles_n; ++i) {
+      const Fp8GemmTile tile = fp8_gemm_tile(i, tiles_m, tiles_n, band);
+      text += " " + std::to_string(tile.m) + "," + std::to_string(tile.n);
+    }
+    return text;
+  };
+  EXPECT_EQ(places(3, 2, 2), " 0,0 1,0 0,1 1,1 2,0 2,1");
+  EXPECT_EQ(places(1, 3, 1), " 0,0 0,1 0,2");
+}
+
 TEST(Fp8GemmConfig, EverySizeHasALegalOne) {
   constexpr std::array<int64_t, 14> kM = {0, 1, 2, 7, 63, 64, 65, 126, 129, 255, 1000, 4097, 32768, int64_t{1} << 30};
   constexpr std::array<int64_t, 8> kN = {8, 64, 120, 640, 2560, 4096, 5120, int64_t{1} << 30};

@@ -47,10 +47,12 @@ void check_cuda(const Fp8GemmParams& params) {
   check_alignment("a", params.a);
   if (params.b.dtype == DType::kFp8) check_alignment("b", params.b);
   if (!params.config) return;
-  const auto is_config = [&](const Fp8GemmCandidate& candidate) { return candidate.config == *params.config; };
-  LTX_CHECK(
-      std::ranges::any_of(kFp8GemmCandidates, is_config) && fp8_gemm_config_fits(*params.config, params.a.size(1)),
-      std::string(kOp) + ": config must be one that gemm_config could return for this k, got another");
+  const Fp8GemmConfig& config = *params.config;
+  const bool known =
+      std::ranges::find(kFp8GemmCandidates, config, &Fp8GemmCandidate::config) != kFp8GemmCandidates.end() ||
+      std::ranges::find(kFp8GemmSm89Candidates, config) != kFp8GemmSm89Candidates.end();
+  LTX_CHECK(known && fp8_gemm_config_fits(config, params.a.size(1)),
+            std::string(kOp) + ": config must be one that gemm_config could return for this k, got another");
 }
 
 // Scales have any strides, so their elements are loaded one by one: few, beside the products that share them.

@@ -77,10 +77,12 @@ TensorView unpack(const TensorView& b, int64_t k, void* to, Stream stream) {
 
 }  // namespace
 
-std::string fp8_gemm_device_lacks(int device) {
+std::string fp8_gemm_device_lacks(int device, int arch) {
   const int capability = cuda_capability(device);
-  if (kBuiltSm90 && fp8_gemm_arch(capability) == 90) return "";
-  return "needs sm_90, device " + std::to_string(device) + " is sm_" + std::to_string(capability);
+  const bool has_kernel = arch == 90 ? kBuiltSm90 && capability == 90 : kBuiltSm89 && capability >= 89;
+  if (has_kernel) return "";
+  return "needs sm_" + std::to_string(arch) + ", device " + std::to_string(device) + " is sm_" +
+         std::to_string(capability);
 }
 
 void fp8_gemm_cuda(const Fp8GemmParams& params, Stream stream) {
@@ -104,9 +106,16 @@ void fp8_gemm_cuda(const Fp8GemmParams& params, Stream stream) {
   }
 
   const int device = params.a.device.index;
-  const auto chosen = fp8_gemm_config(m, n, k, cuda_num_sms(device), cuda_capability(device));
-  LTX_CHECK(chosen, "fp8_gemm: " + fp8_gemm_device_lacks(device));
-  if constexpr (kBuiltSm90) fp8_gemm_sm90(readable, params.config.value_or(*chosen), stream);
+  const int arch = params.config ? params.config->arch : kFp8GemmPublicArch;
+  const std::string lacking = fp8_gemm_device_lacks(device, arch);
+  LTX_CHECK(lacking.empty(), "fp8_gemm: " + lacking);
+  const Fp8GemmConfig config =
+      params.config ? *params.config : *fp8_gemm_config(m, n, k, cuda_num_sms(device), cuda_capability(device));
+  if (arch == 89) {
+    if constexpr (kBuiltSm89) fp8_gemm_sm89(readable, config, stream);
+  } else {
+    if constexpr (kBuiltSm90) fp8_gemm_sm90(readable, config, stream);
+  }
 }
 
 }  // namespace ltx

@@ -6,6 +6,7 @@
 // that they read in place, and a configuration of their own.
 namespace ltx {
 
+void fp8_gemm_sm89(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream);
 void fp8_gemm_sm90(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream);
 
 }  // namespace ltx

@@ -10,13 +10,13 @@
 #include <type_traits>
 
 #include "blockwise/fp8_gemm/fp8_gemm_cuda.h"
+#include "blockwise/fp8_gemm/fp8_gemm_round.h"
 #include "common/cuda/barrier.h"
 #include "common/cuda/launch.h"
 #include "common/cuda/mma_sm90.h"
 #include "common/cuda/ptx.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/tma.h"
-#include "common/fp8.h"
 
 // A block computes tiles of out, one after the other. One warpgroup loads: a thread fetches the k blocks of a, b and
 // a_scales by TMA into a ring of stages, a warp adds b_scales. Each other warpgroup multiplies 64 rows of the tile by
@@ -254,25 +254,6 @@ template <class T>
 __device__ inline float2 load_pair(const T* from, bool in_one_access) {
   if (in_one_access) return load_pair(from);
   return {static_cast<float>(__ldg(from)), static_cast<float>(__ldg(from + 1))};
-}
-
-// Rounded to 16 bits. cvt and fp32 arithmetic make every NaN 0x7FFF and 0x7FFFFFFF: as a signed integer above all other
-// values, so that a minimum turns it into the quiet NaN of the contract.
-template <class T>
-__device__ inline uint32_t round_pair(float low, float high) {
-  uint32_t bits;
-  if constexpr (std::is_same_v<T, __half>) {
-    constexpr uint32_t kQuietNans = 0x7E007E00;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-    return __vmins2(bits, kQuietNans);
-  } else {
-    constexpr uint32_t kQuietNans = 0x7FC07FC0;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-    return __vmins2(bits, kQuietNans);
-  }
-}
-__device__ inline float with_quiet_nan(float value) {
-  return __int_as_float(min(__float_as_int(value), static_cast<int>(kQuietNanBits)));
 }
 
 // What a thread of a multiplying warpgroup holds and does. All is inlined: arrays must stay in registers.
