@@ -345,6 +345,16 @@ def test_from_linear_keeps_mode_and_leaves_the_linear_alone(cls: type[Layer]) ->
 
 
 @both
+def test_from_linear_shares_no_memory(cls: type[Layer]) -> None:
+    source = nn.Linear(32, 16)  # fp32, as the layer's bias is
+    layer = cls.from_linear(source)
+    expected = layer(torch.ones(1, 32))
+    for parameter in source.parameters():
+        parameter.data.zero_()
+    assert expected.any() and torch.equal(layer(torch.ones(1, 32)), expected)
+
+
+@both
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_from_linear_without_values(cls: type[Layer], device: str) -> None:
     layer = cls.from_linear(nn.Linear(272, 136, device=device, dtype=torch.bfloat16), False)
@@ -774,6 +784,18 @@ def test_fuse_delta_adds_and_undoes(cls: type[Layer], dtype: torch.dtype) -> Non
     layer.fuse_delta(-delta)  # what is lost is a rounding of the sum
     assert (dequantized(layer) - before).norm() < 1.5 * tolerance * (before + delta.double()).norm()
     assert layer.weight.data_ptr() == weight and layer.weight_scale.data_ptr() == scale
+
+
+@both
+def test_fuse_delta_takes_all_bits_of_the_delta(cls: type[Layer]) -> None:
+    layer = cls.from_linear(nn.Linear(32, 16))
+    layer.weight.data.zero_()
+    value = 1 + 2**-12  # no number of bf16 or fp16
+    with torch.no_grad():
+        layer.fuse_delta(torch.full((16, 32), value, requires_grad=True))
+    scale_max = {BlockwiseFP8Linear: 448, BlockwiseFP6Linear: 0.1172}[cls]
+    assert layer.weight_scale.item() == pytest.approx(value / scale_max, rel=2**-22)
+    assert (layer.fp8weight.float() == {448: 448, 0.1172: 0.1171875}[scale_max]).all()
 
 
 @both

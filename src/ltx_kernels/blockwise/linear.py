@@ -350,9 +350,10 @@ class _BlockwiseLinear(nn.Module):
         try:
             for hook in hooks.values():
                 hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-            state = dict(state_dict)
-            refused = self._refuse_and_cast(state, prefix, error_msgs)
-            super()._load_from_state_dict(state, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+            refused = self._refuse_and_cast(state_dict, prefix, error_msgs)
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
+            )
         finally:
             self._load_state_dict_pre_hooks = hooks
         missing_keys += [key for key in missing if key not in refused]
@@ -463,7 +464,7 @@ def _view(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _scale_rows(rows: slice) -> slice:
-    return slice(rows.start // BLOCK_SIZE, -(-rows.stop // BLOCK_SIZE))
+    return slice(rows.start // BLOCK_SIZE, rows.stop // BLOCK_SIZE)
 
 
 _unwarned = [True]  # popped by the first to warn: one warning a process, on however many devices and threads
