@@ -336,6 +336,8 @@ def test_gemm_config_is_a_function_of_its_arguments() -> None:
     assert config._fields == ("arch", "tile_m", "tile_n", "stages", "cluster_m", "split_k", "band")
     assert gemm_config(126, 2048, 2048, **H200).split_k == 2
     assert gemm_config(4096, 4096, 4096, num_sms=1, capability=(9, 0)).cluster_m == 1
+    for capability in ((8, 9), (10, 0), (12, 0), (12, 1)):
+        assert gemm_config(32768, 4096, 4096, num_sms=142, capability=capability) == (89, 128, 128, 3, 1, 1, 8)
     with pytest.raises(RuntimeError) as error:
         gemm_config(4096, 4096, 4096, num_sms=108, capability=(8, 0))
     assert str(error.value) == "gemm_config: capability must be one with a kernel of fp8_gemm, got 8.0"

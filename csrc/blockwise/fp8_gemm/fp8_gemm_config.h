@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "blockwise/quantize_block.h"
 
@@ -57,9 +58,7 @@ constexpr int fp8_gemm_sm90_shared_bytes(const Fp8GemmConfig& config) {
          std::max(received, kAlignment) + barriers;
 }
 
-// What can be chosen, with the cost of one k block of a tile and what a tile costs beside. Unit: a clock cycle of an
-// H200 running the main loop alone, plus some percent for small tiles, which draw more power per product. All figures
-// are of the kernel's prototype.
+// What can be chosen, with the cost of one k block of a tile and what a tile costs beside, in clock cycles of an SM.
 struct Fp8GemmCandidate {
   Fp8GemmConfig config;
   int block_cost;
@@ -73,8 +72,10 @@ constexpr Fp8GemmCandidate sm90_candidate(int tile_m, int tile_n, int cluster_m,
   return {config, block_cost, tile_cost};
 }
 
-// At equal cost the first is taken. Rejected after measurement on an H200: 256 x 128 with four warpgroups (4 to 15%
-// slower), clusters that share a (slower at every size), clusters of 192 x 128 and 128 x 128 (554 cycles against 528).
+// The costs are those of an H200 running the main loop alone, plus some percent for small tiles, which draw more power
+// per product, measured with the kernel's prototype. At equal cost the first is taken. Rejected after measurement on an
+// H200: 256 x 128 with four warpgroups (4 to 15% slower), clusters that share a (slower at every size), clusters of 192
+// x 128 and 128 x 128 (554 cycles against 528).
 inline constexpr std::array kFp8GemmCandidates = {
     sm90_candidate(128, 128, 1, 1, 8, 590),     // two accumulators hide the promotion: 528 cycles, ideal 512
     sm90_candidate(192, 128, 1, 1, 4, 850),     // three warpgroups hide each other's: 803 cycles, ideal 768
@@ -94,10 +95,13 @@ constexpr int fp8_gemm_sm89_shared_bytes(const Fp8GemmConfig& config) {
   return config.stages * ((config.tile_m + config.tile_n) * static_cast<int>(kBlockSize) + config.tile_m * 4);
 }
 
-// Reasoned, not measured: no GPU of these has run it.
+// Reasoned, not measured: no GPU of these has run it. The costs are those of the model in docs/measured_facts.md for an
+// L40S: the tensor cores' cycles, and 2 us for a tile's first loads and last stores, half of them hidden by the other
+// block where two have room in an SM.
 inline constexpr std::array kFp8GemmSm89Candidates = {
-    Fp8GemmConfig{89, 128, 128, 3, 1, 1, 8}, Fp8GemmConfig{89, 128, 64, 4, 1, 1, 8},  // short grids
-    Fp8GemmConfig{89, 64, 64, 3, 1, 1, 8},  // shorter ones; two blocks have room in an SM
+    Fp8GemmCandidate{{89, 128, 128, 3, 1, 1, 8}, 2048, 5000},
+    Fp8GemmCandidate{{89, 128, 64, 4, 1, 1, 8}, 1024, 5000},  // short grids
+    Fp8GemmCandidate{{89, 64, 64, 3, 1, 1, 8}, 512, 2500},    // shorter ones; two blocks have room in an SM
 };
 
 constexpr bool fp8_gemm_config_fits(const Fp8GemmConfig& config, int64_t k) {
@@ -108,16 +112,25 @@ constexpr bool fp8_gemm_config_fits(const Fp8GemmConfig& config, int64_t k) {
 inline constexpr int kFp8GemmPublicArch = 90;
 
 // The architecture of the kernel for a device, 0 if there is none.
-constexpr int fp8_gemm_arch(int capability) { return capability == 90 ? 90 : 0; }
+constexpr int fp8_gemm_arch(int capability) {
+  if (capability == 90) return 90;
+  return capability >= 89 ? 89 : 0;
+}
+
+constexpr std::span<const Fp8GemmCandidate> fp8_gemm_candidates(int arch) {
+  if (arch == 90) return kFp8GemmCandidates;
+  if (arch == 89) return kFp8GemmSm89Candidates;
+  return {};
+}
 
 // The candidate with the fewest waves x cost of a tile; none where there is no kernel for the capability.
 constexpr std::optional<Fp8GemmConfig> fp8_gemm_config(int64_t m, int64_t n, int64_t k, int num_sms, int capability) {
   std::optional<Fp8GemmConfig> best;
   double best_cost = 0;  // exact up to 2^53; the largest sizes exceed 64 bits
-  for (const Fp8GemmCandidate& candidate : kFp8GemmCandidates) {
+  for (const Fp8GemmCandidate& candidate : fp8_gemm_candidates(fp8_gemm_arch(capability))) {
     const Fp8GemmConfig& config = candidate.config;
     const int64_t clusters = num_sms / (config.cluster_m * config.split_k);  // that run at a time
-    if (config.arch != fp8_gemm_arch(capability) || clusters == 0 || !fp8_gemm_config_fits(config, k)) continue;
+    if (clusters == 0 || !fp8_gemm_config_fits(config, k)) continue;
     const int64_t tiles = ceil_div(m, config.tile_m * config.cluster_m) * ceil_div(n, config.tile_n);
     const int64_t tile_cost = ceil_div(num_blocks(k), config.split_k) * candidate.block_cost + candidate.tile_cost;
     const double cost = static_cast<double>(ceil_div(tiles, clusters)) * static_cast<double>(tile_cost);

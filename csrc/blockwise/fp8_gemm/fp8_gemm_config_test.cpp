@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 #include <tuple>
+#include <utility>
 
 namespace ltx {
 namespace {
@@ -37,6 +38,25 @@ TEST(Fp8GemmConfig, CountsWavesOfTheDevice) {
   EXPECT_EQ(std::get<2>(chosen(4096, 4096, 4096, 1)), 1);  // one SM has no room for a cluster
 }
 
+// An L40S, by the model: 2048, 1024 and 512 cycles a k block.
+TEST(Fp8GemmConfig, ChoosesSm89TilesByTheirWaves) {
+  const auto chosen = [](int64_t m, int64_t n, int64_t k) {
+    const auto config = fp8_gemm_config(m, n, k, 142, 89);
+    return config ? std::pair(config->tile_m, config->tile_n) : std::pair(0, 0);
+  };
+  EXPECT_EQ(chosen(32768, 4096, 4096), std::pair(128, 128));  // many waves: the least overhead a product
+  EXPECT_EQ(chosen(1024, 2048, 4096), std::pair(128, 128));   // 128 tiles, one wave; 256 smaller ones take two
+  EXPECT_EQ(chosen(1024, 1024, 4096), std::pair(128, 64));    // 128 of these; 64 larger ones leave SMs idle
+  EXPECT_EQ(chosen(1, 4096, 4096), std::pair(64, 64));        // one row of tiles
+}
+
+TEST(Fp8GemmConfig, HasTheKernelOfTheCapability) {
+  for (const int capability : {89, 100, 120, 121}) {
+    EXPECT_EQ(fp8_gemm_config(1024, 4096, 4096, 108, capability)->arch, 89) << capability;
+  }
+  EXPECT_EQ(fp8_gemm_config(1024, 4096, 4096, 108, 90)->arch, 90);
+}
+
 TEST(Fp8GemmConfig, HasNoneWithoutAKernel) {
   for (const int capability : {70, 80, 86, 87}) {
     EXPECT_FALSE(fp8_gemm_config(1024, 4096, 4096, 108, capability)) << capability;
@@ -66,7 +86,9 @@ TEST(Fp8GemmConfig, Sm89FitsIntoTheSharedMemoryOf99KB) {
   EXPECT_EQ(fp8_gemm_sm89_shared_bytes({89, 128, 128, 3, 1, 1, 8}), 3 * (32768 + 512));
   EXPECT_EQ(fp8_gemm_sm89_shared_bytes({89, 128, 64, 4, 1, 1, 8}), 4 * (24576 + 512));
   EXPECT_EQ(fp8_gemm_sm89_shared_bytes({89, 64, 64, 3, 1, 1, 8}), 3 * (16384 + 256));
-  for (const Fp8GemmConfig& config : kFp8GemmSm89Candidates) EXPECT_LE(fp8_gemm_sm89_shared_bytes(config), 101376);
+  for (const auto& [config, block_cost, tile_cost] : kFp8GemmSm89Candidates) {
+    EXPECT_LE(fp8_gemm_sm89_shared_bytes(config), 101376);
+  }
   EXPECT_LE(2 * (fp8_gemm_sm89_shared_bytes({89, 64, 64, 3, 1, 1, 8}) + 1024), 102400);
 }
 
@@ -87,15 +109,18 @@ TEST(Fp8GemmConfig, EverySizeHasALegalOne) {
   constexpr std::array<int64_t, 14> kM = {0, 1, 2, 7, 63, 64, 65, 126, 129, 255, 1000, 4097, 32768, int64_t{1} << 30};
   constexpr std::array<int64_t, 8> kN = {8, 64, 120, 640, 2560, 4096, 5120, int64_t{1} << 30};
   constexpr std::array<int64_t, 9> kK = {16, 128, 144, 400, 640, 2048, 4096, 8192, int64_t{1} << 30};
-  for (const int num_sms : {1, 2, 3, 78, 114, 132}) {
-    for (const int64_t m : kM) {
-      for (const int64_t n : kN) {
-        for (const int64_t k : kK) {
-          const auto config = fp8_gemm_config(m, n, k, num_sms, 90);
-          ASSERT_TRUE(config);
-          EXPECT_TRUE(std::ranges::any_of(kFp8GemmCandidates, [&](const auto& c) { return c.config == *config; }));
-          EXPECT_LE(config->cluster_m * config->split_k, num_sms);
-          EXPECT_GE((k + 127) / 128, config->split_k) << "a block without a k block";
+  for (const int capability : {89, 90, 100, 120, 121}) {
+    const auto candidates = fp8_gemm_candidates(capability == 90 ? 90 : 89);
+    for (const int num_sms : {1, 2, 3, 78, 114, 142}) {
+      for (const int64_t m : kM) {
+        for (const int64_t n : kN) {
+          for (const int64_t k : kK) {
+            const auto config = fp8_gemm_config(m, n, k, num_sms, capability);
+            ASSERT_TRUE(config);
+            EXPECT_TRUE(std::ranges::any_of(candidates, [&](const auto& c) { return c.config == *config; }));
+            EXPECT_LE(config->cluster_m * config->split_k, num_sms);
+            EXPECT_GE((k + 127) / 128, config->split_k) << "a block without a k block";
+          }
         }
       }
     }

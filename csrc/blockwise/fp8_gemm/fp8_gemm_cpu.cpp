@@ -48,9 +48,8 @@ void check_cuda(const Fp8GemmParams& params) {
   if (params.b.dtype == DType::kFp8) check_alignment("b", params.b);
   if (!params.config) return;
   const Fp8GemmConfig& config = *params.config;
-  const bool known =
-      std::ranges::find(kFp8GemmCandidates, config, &Fp8GemmCandidate::config) != kFp8GemmCandidates.end() ||
-      std::ranges::find(kFp8GemmSm89Candidates, config) != kFp8GemmSm89Candidates.end();
+  const auto candidates = fp8_gemm_candidates(config.arch);
+  const bool known = std::ranges::find(candidates, config, &Fp8GemmCandidate::config) != candidates.end();
   LTX_CHECK(known && fp8_gemm_config_fits(config, params.a.size(1)),
             std::string(kOp) + ": config must be one that gemm_config could return for this k, got another");
 }

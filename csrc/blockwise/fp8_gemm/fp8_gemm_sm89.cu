@@ -30,7 +30,7 @@ namespace {
 template <size_t kCandidate, class T>
 struct TilingOf {
   using Out = T;
-  static constexpr Fp8GemmConfig kConfig = kFp8GemmSm89Candidates[kCandidate];
+  static constexpr Fp8GemmConfig kConfig = kFp8GemmSm89Candidates[kCandidate].config;
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kStages = kConfig.stages;
@@ -359,7 +359,7 @@ void launch(const Fp8GemmParams& params, Stream stream) {
 template <class T, size_t... i>
 void launch_config(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream, std::index_sequence<i...>) {
   const bool launched =
-      ((config == kFp8GemmSm89Candidates[i] && (launch<TilingOf<i, T>>(params, stream), true)) || ...);
+      ((config == kFp8GemmSm89Candidates[i].config && (launch<TilingOf<i, T>>(params, stream), true)) || ...);
   if (!launched) LTX_UNREACHABLE("fp8_gemm: no such configuration");
 }
 

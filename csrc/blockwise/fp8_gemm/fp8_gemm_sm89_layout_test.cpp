@@ -92,10 +92,10 @@ void mma(Sums& sums, const std::array<Registers, kLanes>& a, const std::array<Re
   }
 }
 
-class Sm89Layout : public testing::TestWithParam<Fp8GemmConfig> {};
+class Sm89Layout : public testing::TestWithParam<Fp8GemmCandidate> {};
 
 TEST_P(Sm89Layout, EveryElementOfATileIsTheProductAndStoredOnce) {
-  const Fp8GemmConfig& config = GetParam();
+  const Fp8GemmConfig& config = GetParam().config;
   const Matrix a = make_matrix(config.tile_m, 1);
   const Matrix b = make_matrix(config.tile_n, 2);
   const std::vector<int> a_memory = copy_in(config, a, sm89_a_offset);
@@ -141,7 +141,7 @@ TEST_P(Sm89Layout, EveryElementOfATileIsTheProductAndStoredOnce) {
 }
 
 TEST_P(Sm89Layout, CopiesHaveNoBankConflicts) {
-  for (int first = 0; first < sm89_threads(GetParam()); first += kLanes) {
+  for (int first = 0; first < sm89_threads(GetParam().config); first += kLanes) {
     std::array<int, kLanes> a;
     std::array<int, kLanes> b;
     for (int lane = 0; lane < kLanes; ++lane) {

@@ -78,7 +78,7 @@ class GemmConfig(NamedTuple):
     """How a GPU kernel cuts a product into tiles."""
 
     arch: int
-    """the kernel: 90 is that of Hopper"""
+    """the kernel: 90 is that of Hopper, 89 that of all others"""
     tile_m: int
     """rows of the output that a block computes at a time"""
     tile_n: int
@@ -97,6 +97,9 @@ def gemm_config(
     m: int, n: int, k: int, num_sms: int | None = None, capability: tuple[int, int] | None = None
 ) -> GemmConfig:
     """How the GPU kernel of :func:`blockwise_fp8_gemm` cuts a product into tiles: a pure function of its arguments.
+
+    It also answers for capabilities 8.9 and from 10.0 on, though :func:`blockwise_fp8_gemm` refuses to run there: no
+    such GPU has run their kernel (``arch`` 89).
 
     Args:
         m, n, k: sizes of the product.
