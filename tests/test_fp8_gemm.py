@@ -499,6 +499,16 @@ def test_one_row_of_a_for_all(config: list[int] | None) -> None:
 
 
 @on_gpu
+@chosen_or_sm89
+def test_stride_of_a_single_row_may_be_anything(config: list[int] | None) -> None:
+    inputs = make_inputs(GemmCase("one row", m=1, k=272), "cuda")
+    expected = op(*inputs, config)
+    for stride in (1, 280, 2**40 + 8):
+        inputs[0] = inputs[0].as_strided((1, 272), (stride, 1))
+        assert_same_bits(op(*inputs, config), expected)
+
+
+@on_gpu
 @pytest.mark.parametrize("config", SM89_CONFIGS, ids=str)
 def test_sm89_never_reads_past_the_last_row(config: list[int]) -> None:
     m, n, k = 65, 136, 272

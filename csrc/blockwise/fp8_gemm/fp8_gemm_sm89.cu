@@ -315,7 +315,7 @@ Args make_args(const Fp8GemmParams& params) {
   Args args{
       .a = static_cast<const uint8_t*>(params.a.data),
       .b = static_cast<const uint8_t*>(params.b.data),
-      .a_stride = params.a.stride(0),
+      .a_stride = m == 1 ? 0 : params.a.stride(0),  // a single row's may be no multiple of 16
       .b_stride = params.b.stride(0),
       .a_scales = static_cast<const float*>(params.a_scales.data),
       .a_scales_stride = params.a_scales.stride(1),

@@ -7,7 +7,7 @@
 namespace ltx {
 
 // 16 bytes, both addresses multiples of 16: the first `bytes` from device memory, zeros after them. Of `bytes` 0 the
-// source may lie anywhere.
+// source may lie anywhere at such a multiple.
 __device__ inline void copy_16_bytes_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
