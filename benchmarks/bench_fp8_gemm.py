@@ -3,6 +3,9 @@
 Ratios are against `torch._scaled_mm` with one scale a tensor and fast accumulation, which scales no blocks. In turn, all
 contenders of a size share one state of the chip. Alone (--alone), each runs by itself for 0.4 s: at the power limit the
 one that needs more energy per product gets the lower clock, as it does in a model, which runs one kernel at a time.
+
+--sm89 adds the kernel for mma.sync, which tests alone reach on a GPU of compute capability 9.0: the instruction is
+emulated there, so its speed says nothing about the GPUs that it is for.
 """
 
 import argparse
@@ -40,10 +43,14 @@ ALONE_SIZES = [
 ]
 OTHER_WIDTHS = [(5120, 2560), (1280, 6144), (3072, 1024), (10240, 4096)]  # that nobody tuned for
 OTHER_SIZES = [(m, n, k) for m in (1, 16, 64, 256, 512, 2048, 8192) for n, k in OTHER_WIDTHS]
+SM89_SIZES = [(4096, 4096, 4096), (1024, 4096, 4096)]
 CEILING_SIZE = (8192, 8192, 16384)
 
 BASELINE = "cuBLAS tensor, fast"
 OURS = "ltx-kernels"
+SM89 = "SM89 kernel, forced"
+MINE = (OURS, SM89)
+IN_TURN, ALONE, WITH_SM89 = "in turn", "alone", "in turn, with the SM89 kernel"
 CALLS = 12  # of a graph
 MAX_OUTPUT_BYTES = 4e9  # of a graph
 MAX_ERROR = 1.75e-3  # of bf16 output: rounding
@@ -81,7 +88,7 @@ def make_inputs(m: int, n: int, k: int) -> Inputs:
     return Inputs(a, a_scales, b, torch.rand(blocks(n), blocks(k), device="cuda") + 0.5)
 
 
-def contenders() -> dict[str, Callable[[Inputs], Tensor]]:
+def contenders(mode: str) -> dict[str, Callable[[Inputs], Tensor]]:
     one = torch.ones((), device="cuda")
 
     def tensor(inputs: Inputs, fast: bool) -> Tensor:
@@ -94,12 +101,20 @@ def contenders() -> dict[str, Callable[[Inputs], Tensor]]:
     def ours(inputs: Inputs) -> Tensor:
         return blockwise_fp8_gemm((inputs.a, inputs.a_scales), (inputs.b, inputs.b_scales), None, False)
 
+    def sm89(inputs: Inputs) -> Tensor:
+        (m, k), n = inputs.a.shape, len(inputs.b)
+        config = list(gemm_config(m, n, k, capability=(8, 9)))
+        operands = inputs.a, inputs.a_scales, inputs.b, inputs.b_scales
+        return torch.ops.ltx_kernels.fp8_gemm(*operands, None, None, False, torch.bfloat16, config)
+
     found: dict[str, Callable[[Inputs], Tensor]] = {
         BASELINE: partial(tensor, fast=True),
         "cuBLAS tensor": partial(tensor, fast=False),
         "cuBLAS block": block,
         OURS: ours,
     }
+    if mode == WITH_SM89:
+        found[SM89] = sm89
     try:
         import deep_gemm
     except ImportError:
@@ -125,19 +140,20 @@ def error_of(out: Tensor, inputs: Inputs, scaled: bool) -> float:
     return ((out[rows].double() - expected).norm() / expected.norm()).item()
 
 
-def verified(inputs: Inputs) -> dict[str, tuple[Callable[[Inputs], Tensor], float]]:
+def verified(inputs: Inputs, mode: str) -> dict[str, tuple[Callable[[Inputs], Tensor], float]]:
     """The contenders that take the size, with their errors; ours must, and must be right."""
     found = {}
-    for name, call in contenders().items():
+    for name, call in contenders(mode).items():
         scaled = not name.startswith("cuBLAS tensor")
         try:
             error = error_of(call(inputs), inputs, scaled)
         except (RuntimeError, ValueError):  # refuses the size
-            if name == OURS:
+            if name in MINE:
                 raise
             continue
-        assert error < MAX_ERROR or name != OURS, f"{inputs.a.shape} x {inputs.b.shape}: relative error {error}"
-        if error < MAX_ERROR or not scaled:
+        right = error < MAX_ERROR
+        assert right or name not in MINE, f"{name}, {inputs.a.shape} x {inputs.b.shape}: relative error {error}"
+        if right or not scaled:
             found[name] = call, error
     return found
 
@@ -165,10 +181,10 @@ def time_alone(calls: Sequence[Callable[[], Any]]) -> float:
 
 def bench_size(m: int, n: int, k: int, mode: str) -> list[Row]:
     sets = [make_inputs(m, n, k) for _ in range(num_sets(m * k + n * k + 2 * m * n))]
-    found = verified(sets[0])
+    found = verified(sets[0], mode)
     num_calls = max(2, min(CALLS, int(MAX_OUTPUT_BYTES / (2 * m * n))))
     calls = {name: [partial(call, sets[i % len(sets)]) for i in range(num_calls)] for name, (call, _) in found.items()}
-    if mode == "alone":
+    if mode == ALONE:
         seconds = {name: time_alone(calls[name]) for name in calls if name != "cuBLAS tensor"}
     else:
         seconds = time_in_turn(calls)
@@ -233,17 +249,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alone", action="store_true", help="time each contender by itself too, at six sizes")
     parser.add_argument("--other", action="store_true", help="time sizes of no LTX-2 layer too")
+    parser.add_argument("--sm89", action="store_true", help="time the kernel for mma.sync too, forced, at two sizes")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     parser.add_argument("--png", type=Path, help="draw TFLOP/s over m")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("a benchmark needs a GPU: torch.cuda.is_available() is False")
     console = Console(width=160)
-    plans = [(SIZES, "in turn")]
+    plans = [(SIZES, IN_TURN)]
     if arguments.other:
-        plans.append((OTHER_SIZES, "in turn"))
+        plans.append((OTHER_SIZES, IN_TURN))
     if arguments.alone:
-        plans.append((ALONE_SIZES, "alone"))
+        plans.append((ALONE_SIZES, ALONE))
+    if arguments.sm89:
+        plans.append((SM89_SIZES, WITH_SM89))
     reports = []
     for sizes, mode in plans:
         reports.append([row for size in sizes for row in bench_size(*size, mode)])
@@ -251,7 +270,7 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for rows in reports for row in rows], indent=1))
     if arguments.png:
-        rows = bench_size(*CEILING_SIZE, "in turn")
+        rows = bench_size(*CEILING_SIZE, IN_TURN)
         draw(reports[0], next(row.tflops for row in rows if row.contender == BASELINE), arguments.png)
 
 
