@@ -93,6 +93,22 @@ def test_every_tie_and_its_neighbours(device: str) -> None:
     assert q.view(torch.uint8)[0, 1:127].tolist() == [c + c % 2 for c in range(126)]  # the middles: to the even byte
 
 
+def test_every_significand_of_the_largest(device: str) -> None:
+    """The rest of a block lies at ties and beside them, where a multiplier of another last bit gives another q."""
+    middles = ((E4M3_MAGNITUDES[:-1] + E4M3_MAGNITUDES[1:]) / 2).float().to(device)
+    step = 1 if device == "cuda" else 8209
+    for significands in torch.arange(0, 2**23, step, dtype=torch.int32, device=device).split(2**18):
+        exponents = 10 + significands % 245  # of 2^-117 to 2^127
+        amax = (exponents << 23 | significands).view(torch.float32)[:, None]
+        largest = torch.full_like(amax, 448)
+        ties = middles / (largest / amax)  # tensors divide tensors: that is IEEE
+        beside = (ties.view(torch.int32) + significands[:, None] % 3 - 1).view(torch.float32)
+        x = torch.cat([amax, beside], dim=1)
+        q, scales = blockwise_quantize(x)
+        assert_bits(scales, amax / largest)
+        assert_bits(q, (x * (largest / amax)).to(q.dtype))
+
+
 def test_every_byte_comes_back(device: str) -> None:
     finite = torch.tensor([c for c in range(256) if c % 128 != 127], dtype=torch.uint8)
     x = finite.view(2, 127)

@@ -72,6 +72,9 @@ MODULATED_CASES = [
     *CASES,
     Case("hidden 20000, beyond what Triton holds of a row", tokens=2, hidden=20_000),
     Case("a modulation for each token", other_tokens=0),
+    # Whole waves of blocks, so that each walks several rows.
+    Case("a modulation for 1999 rows", batch=3, tokens=1999, hidden=4096),
+    Case("a modulation for 1999 rows, fp32", batch=3, tokens=1999, hidden=520, dtype=FP32, other_dtype=FP32),
     Case("others are chunks", other_layout="chunk"),
     Case("others are chunks, a modulation for each token", other_layout="chunk", other_tokens=0),
     Case("others not aligned to 16 bytes", other_layout="offset"),
