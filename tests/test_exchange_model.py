@@ -52,6 +52,8 @@ def test_no_early_overwrite_and_no_deadlock(definitions: tuple[str, ...], tmp_pa
         ("-DNO_ACK", r"data\[.*\]==e"),
         # Stores that do not wait until the peer has the memory.
         ("-DNO_ROOM", r"\(large!=e\)\|\|room\[p\]"),
+        # A rank that lets peers overwrite its last result before its next push has read it.
+        ("-DEARLY", r"data\[.*\]==reading"),
     ],
 )
 def test_the_model_rejects_a_protocol_without_its_waits(mutation: str, rule: str, tmp_path: Path) -> None:

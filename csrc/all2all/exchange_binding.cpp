@@ -92,11 +92,13 @@ void set_timeout(int64_t id, double seconds) {
 
 int64_t status(int64_t id) {
   const auto communicator = find_communicator("check", id);
+  const std::lock_guard lock(communicator->calls);
   return communicator->shm ? static_cast<int64_t>(pack(communicator->shm->status())) : 0;
 }
 
 void check(int64_t id) {
   const auto communicator = find_communicator("check", id);
+  const std::lock_guard lock(communicator->calls);  // waits for a call of another thread
   if (communicator->shm) communicator->shm->check();
 }
 
@@ -105,6 +107,7 @@ void close_communicator(int64_t id) { remove_communicator(id); }
 std::vector<int64_t> check_call(const std::vector<Tensor>& tensors, int64_t op, int64_t id) {
   const auto exchange_op = static_cast<ExchangeOp>(op);
   const auto communicator = find_communicator(name_of(exchange_op), id);
+  const std::lock_guard lock(communicator->calls);
   const ExchangeCall call = make_call(exchange_op, communicator->member, views(tensors), std::nullopt, "nccl");
   const std::array<int64_t, 4> sizes = result_sizes(call, call.rank);
   return {sizes.begin(), sizes.end()};

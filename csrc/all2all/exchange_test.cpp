@@ -153,6 +153,8 @@ TEST(Exchange, MessagesNameRanks) {
   status.kind = Status::Kind::kMismatch;
   EXPECT_EQ(message_of(status, 10),
             "gather_heads: ranks 1 and 2 must agree on op, rank_tokens, shape, heads and dtype, got others (call 9)");
+  status.peers = 0b1101;
+  EXPECT_EQ(message_of(status, 10).substr(0, 44), "gather_heads: ranks 1, 0, 2 and 3 must agree");
 }
 
 }  // namespace

@@ -172,23 +172,15 @@ std::vector<std::byte*> ShmCommunicator::run(const ExchangeCall& call, const std
   const uint64_t epoch = ++control(rank_).epoch;
   const int slot_idx = static_cast<int>(epoch % kNumSlots);
 
-  begin(epoch);
-  push(call, tensors, epoch, slot_idx);
+  push(call, tensors, epoch, slot_idx);  // the slots alternate: nothing to begin with
   wait(call, epoch, slot_idx);
 
   std::vector<std::byte*> results(tensors.size());
   for (int i = 0; i < call.num_tensors; ++i) results[i] = slot(rank_, slot_idx) + tensor_offset(call, rank_, i);
   if (outs.empty()) return results;
   for (int i = 0; i < call.num_tensors; ++i) copy_bytes(outs[i], results[i], result_bytes(call, rank_));
-  begin(epoch + 1);  // consumed already
+  tell_consumed(epoch);
   return outs;
-}
-
-void ShmCommunicator::begin(uint64_t epoch) {
-  for (int peer = 0; peer < world_size_; ++peer) {
-    // Orders this rank's reads of its results before the peer's next stores there.
-    if (peer != rank_) store_release(control(peer).from[rank_].consumed, epoch - 1);
-  }
 }
 
 void ShmCommunicator::push(const ExchangeCall& call, const std::vector<TensorView>& tensors, uint64_t epoch,
@@ -204,8 +196,7 @@ void ShmCommunicator::push(const ExchangeCall& call, const std::vector<TensorVie
   };
   uint32_t refused = 0;
   const uint32_t absent = poll(peers_, [&](int peer) {
-    // Acquires the peer's begin (or end): its reads of this slot come before the stores below. Where slots alternate
-    // its last arrival implies as much; where one is used twice in a row (a replayed graph) nothing else does.
+    // Acquires what the peer has said in tell_consumed: its reads of this slot come before the stores below.
     if (load_acquire(own.from[peer].consumed) < own.last_of[slot_idx]) return false;
     Arrival& posted = control(peer).from[rank_].arrived[slot_idx];
     Arrival& arrival = own.from[peer].arrived[slot_idx];
@@ -228,7 +219,15 @@ void ShmCommunicator::push(const ExchangeCall& call, const std::vector<TensorVie
   own.last_of[slot_idx] = epoch;
 }
 
+void ShmCommunicator::tell_consumed(uint64_t epoch) {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    // Orders this rank's reads of its results before the peer's next stores there.
+    if (peer != rank_) store_release(control(peer).from[rank_].consumed, epoch);
+  }
+}
+
 void ShmCommunicator::wait(const ExchangeCall& call, uint64_t epoch, int slot_idx) {
+  tell_consumed(epoch - 1);
   const uint64_t hash = hash_of(call);
   uint32_t disagree = 0;
   const uint32_t absent = poll(peers_, [&](int peer) {

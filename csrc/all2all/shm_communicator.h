@@ -26,9 +26,9 @@ class ShmCommunicator {
   // 0: waits for ever.
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
 
-  // Results: where they lie in this rank's slot, until its next call. Given `outs`, contiguous tensors of the results'
-  // sizes, they are copied there instead. Throws ExchangeError if a peer does not arrive in time or disagrees; the
-  // communicator is dead then, and every later call throws.
+  // Results: where they lie in this rank's slot, until its next call, of which they may be the input. Given `outs`,
+  // contiguous tensors of the results' sizes, they are copied there instead. Throws ExchangeError if a peer does not
+  // arrive in time or disagrees; the communicator is dead then, and every later call throws.
   std::vector<std::byte*> run(const ExchangeCall& call, const std::vector<TensorView>& tensors,
                               const std::vector<std::byte*>& outs);
 
@@ -44,8 +44,8 @@ class ShmCommunicator {
   std::byte* slot(int rank, int slot) const;
 
   void grow(int64_t slot_bytes);
-  void begin(uint64_t epoch);
   void push(const ExchangeCall& call, const std::vector<TensorView>& tensors, uint64_t epoch, int slot_idx);
+  void tell_consumed(uint64_t epoch);
   void wait(const ExchangeCall& call, uint64_t epoch, int slot_idx);
   [[noreturn]] void fail(Status::Kind kind, const ExchangeCall& call, uint64_t epoch, uint32_t peers);
   template <class Ready>

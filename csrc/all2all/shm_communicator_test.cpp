@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <numeric>
@@ -21,12 +22,13 @@ struct Ranks {
   Counts heads;
   int64_t batch = 2;
   int64_t head_dim = 3;
+  Layout layout{};
   std::shared_ptr<SharedMemory> memory;
   std::vector<std::unique_ptr<ShmCommunicator>> ends;
 
   Ranks(Counts rank_tokens, Counts rank_heads, int64_t result_bytes = 4096)
       : tokens(std::move(rank_tokens)), heads(std::move(rank_heads)) {
-    const Layout layout = make_layout(size(), result_bytes);
+    layout = make_layout(size(), result_bytes);
     memory = SharedMemory::create(shm_workspace_bytes(layout) * size());
     for (int rank = 0; rank < size(); ++rank) {
       ends.push_back(std::make_unique<ShmCommunicator>(memory, rank, size(), layout));
@@ -44,6 +46,10 @@ struct Ranks {
             .max_elements = 1024,
             .rank_heads = heads,
             .rank_tokens = tokens};
+  }
+
+  Control& control(int rank) const {
+    return *reinterpret_cast<Control*>(memory->data() + rank * shm_workspace_bytes(layout));
   }
 
   void each(const std::function<void(int)>& body) const {
@@ -199,20 +205,66 @@ TEST(ShmCommunicator, TimeoutNamesWhoDidNotArrive) {
   EXPECT_EQ(message_of([&] { ranks.ends[1]->check(); }), "no error");
 }
 
-// What a rank that dies in its first call has posted to one peer by then.
-void post_first_arrival(const Ranks& ranks, int sender, int receiver) {
+// What a rank posts to one peer in a call, in place of a rank that does no more.
+void post_arrival(const Ranks& ranks, int sender, int receiver, ExchangeOp op, uint64_t epoch) {
   std::vector<float> values = tokens_of(ranks, sender).values(0);
-  const ExchangeCall call = make_call(ExchangeOp::kSendRecvHeads, ranks.member(sender),
-                                      {tokens_of(ranks, sender).view(values)}, Device::Kind::kCpu, "shm");
-  const int64_t workspace = receiver * shm_workspace_bytes(make_layout(ranks.size(), 4096));
-  auto* control = reinterpret_cast<Control*>(ranks.memory->data() + workspace);
-  control->from[sender].arrived[1] = {.epoch = 1, .hash = hash_of(call)};
+  const ExchangeCall call =
+      make_call(op, ranks.member(sender), {tokens_of(ranks, sender).view(values)}, Device::Kind::kCpu, "shm");
+  ranks.control(receiver).from[sender].arrived[epoch % kNumSlots] = {.epoch = epoch, .hash = hash_of(call)};
+}
+
+TEST(ShmCommunicator, ResultMayBeTheInputOfTheNextCall) {
+  // In call 2 rank 0 has posted to rank 1, and waits for the memory of rank 2: it has more to read of its input.
+  Ranks ranks({1, 1, 1}, {1, 1, 1}, 1024);
+  ranks.head_dim = 40;
+  ranks.ends[1]->reserve_all();
+  for (const int sender : {1, 2}) {
+    post_arrival(ranks, sender, 0, ExchangeOp::kSendRecvHeads, 1);
+    post_arrival(ranks, sender, 0, ExchangeOp::kAllgather, 2);
+  }
+  const auto run = [&](ExchangeOp op) {
+    std::vector<float> values = tokens_of(ranks, 0).values(0);
+    const TensorView x = tokens_of(ranks, 0).view(values);
+    ranks.ends[0]->run(make_call(op, ranks.member(0), {x}, Device::Kind::kCpu, "shm"), {x}, {});
+  };
+  run(ExchangeOp::kSendRecvHeads);
+  std::thread second(run, ExchangeOp::kAllgather);
+  FromPeer& seen = ranks.control(1).from[0];
+  while (std::atomic_ref(seen.arrived[0].epoch).load() < 2) std::this_thread::yield();
+  EXPECT_EQ(std::atomic_ref(seen.consumed).load(), 0u);
+  ranks.ends[2]->reserve_all();
+  second.join();
+  EXPECT_EQ(seen.consumed, 1u);
+}
+
+TEST(ShmCommunicator, CallsBeyond32Bits) {
+  const Ranks ranks({2, 1}, {1, 1});
+  for (int rank = 0; rank < 2; ++rank) ranks.control(rank).epoch = 0xFFFFFFFC;
+  ranks.each([&](int rank) { every_op(ranks, rank, 3); });
+  EXPECT_EQ(ranks.control(1).epoch, 0x100000008);
+}
+
+TEST(ShmCommunicator, ThreeRanksOfWhichOneDisagrees) {
+  const Ranks ranks({1, 1, 1}, {1, 1, 1});
+  std::vector<std::string> messages(3);
+  ranks.each([&](int rank) {
+    messages[rank] = message_of([&] {
+      const bool all = rank == 1;
+      gives(ranks, rank, all ? ExchangeOp::kAllgather : ExchangeOp::kSendRecvHeads, 0, tokens_of(ranks, rank),
+            all ? everything(ranks) : heads_of(ranks, rank), true);
+    });
+  });
+  const std::string rule = " must agree on op, rank_tokens, shape, heads and dtype, got others (call 1)";
+  EXPECT_EQ(messages[0], "send_recv_heads: ranks 0 and 1" + rule);
+  EXPECT_EQ(messages[2], "send_recv_heads: ranks 2 and 1" + rule);
+  EXPECT_EQ(messages[1].find("allgather: ranks 1"), 0u) << messages[1];  // and 0 or 2, or both: who came first
+  EXPECT_NE(messages[1].find(rule), std::string::npos) << messages[1];
 }
 
 TEST(ShmCommunicator, CauseOfADeathIsNamed) {
   // Rank 2 dies after it has posted to rank 1 alone. So rank 0 waits in call 1, and rank 1 for rank 0 in call 2.
   const Ranks ranks({1, 0, 0}, {1, 1, 1});
-  post_first_arrival(ranks, 2, 1);
+  post_arrival(ranks, 2, 1, ExchangeOp::kSendRecvHeads, 1);
   ranks.ends[0]->set_timeout(0.3);
   ranks.ends[1]->set_timeout(100);
   std::vector<std::string> messages(3);
@@ -270,9 +322,8 @@ TEST(ShmCommunicator, StoresNothingWhereAPeerHasNoMemory) {
   EXPECT_EQ(
       message_of([&] { gives(ranks, 0, ExchangeOp::kAllgather, 7, tokens_of(ranks, 0), everything(ranks), true); }),
       "allgather: rank 0 waited in vain for rank 1 (call 1, timeout 0.1 s)");
-  const Layout layout = make_layout(2, 256);
-  const std::byte* workspace = ranks.memory->data() + shm_workspace_bytes(layout);
-  EXPECT_TRUE(std::all_of(workspace + layout.slot_offset(0), workspace + layout.total_bytes(),
+  const std::byte* workspace = ranks.memory->data() + shm_workspace_bytes(ranks.layout);
+  EXPECT_TRUE(std::all_of(workspace + ranks.layout.slot_offset(0), workspace + ranks.layout.total_bytes(),
                           [](std::byte value) { return value == std::byte{0}; }));
 }
 
@@ -281,9 +332,7 @@ TEST(ShmCommunicator, AllgatherMemoryIsHadWhenACallNeedsIt) {
   const auto pages = [&] {
     int64_t held = 0;
     for (int rank = 0; rank < 4; ++rank) {
-      const auto* control =
-          reinterpret_cast<const Control*>(ranks.memory->data() + rank * shm_workspace_bytes(make_layout(4, 1 << 20)));
-      held += static_cast<int64_t>(control->capacity_bytes);
+      held += static_cast<int64_t>(ranks.control(rank).capacity_bytes);
     }
     return held;
   };

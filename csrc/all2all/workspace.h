@@ -11,9 +11,10 @@
 //   Control | slot 0 | slot 1          a slot holds what peers store for one call, in its final layout
 //
 // Calls of a communicator are numbered from 1: their epoch. A call uses one slot; the host alternates them. It is
-//   begin   tell every peer that all earlier results here are consumed
+//   begin   if the last call used this slot too (a replayed graph): tell every peer that its result is consumed
 //   push    wait until a peer has consumed the last call that used the slot, store into its slot, post the arrival
-//   wait    until every peer's arrival of this call is here; a result that is copied out is consumed at once
+//   wait    tell every peer that the last result is consumed, not before, since the push may have read it as its input;
+//           wait until every peer's arrival of this call is here; a result that is copied out is consumed at once
 // all2all/exchange.pml is the model of it, which spin checks.
 namespace ltx {
 

@@ -202,7 +202,7 @@ class All2All(_Communicator):
     """Exchanges between the ranks of a process group, all of which make the same calls in the same order.
 
     A result that is not copied out (``copy_out=False``) is a view of the communicator's buffer. It is valid until this
-    rank's next call on the same communicator, which tells the others that they may overwrite it. Under torch.compile
+    rank's next call on the same communicator, of which it may be the input. Under torch.compile
     results are always copied out. Inference only: an input that requires grad runs forward, and its backward raises.
 
     Args:
