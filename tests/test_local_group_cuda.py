@@ -178,6 +178,24 @@ def test_results_of_a_late_rank_are_never_overwritten_early(groups: list[Group])
         assert_equal([[copy] for copy in copies[seed]], group.expected(op, seed))
 
 
+def test_view_is_not_overwritten_while_the_next_call_reads_it(groups: list[Group]) -> None:
+    """Rank 0's allgather has sent its input, a view, to rank 1, and reads it for rank 2, when rank 1 calls once more."""
+    group = Group(Case("three ranks", (20_000, 1, 1), (2, 2, 2), head_dim=128), num_sms=1)
+    groups.append(group)
+    inputs = [group.inputs("gather_heads", seed) for seed in range(2)]
+    group.exchange("allgather", group.exchange("gather_heads", inputs[1]))  # memory
+    torch.cuda.synchronize()
+    results = []
+    for rank in range(3):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(20_000_000)  # all launches are there before the first one runs
+            views = group.exchange("gather_heads", [inputs[0][rank]], ranks=(rank,))
+            results += group.exchange("allgather", views, ranks=(rank,))
+            group.exchange("gather_heads", [inputs[1][rank]], ranks=(rank,))
+    group.check()
+    assert_equal(results, group.expected("allgather", 0))
+
+
 @pytest.mark.parametrize("copy_out", [False, True], ids=["view", "copy"])
 @pytest.mark.parametrize("op", OPS)
 def test_graph_is_replayed_with_other_inputs(op: str, copy_out: bool, groups: list[Group]) -> None:

@@ -216,7 +216,7 @@ std::vector<std::vector<GpuResult>> GpuRun::all(const std::vector<GpuRun>& runs)
     const CurrentDevice current(runs[i].communicator.device().index);
     results.push_back(runs[i].results(slots[i]));
   }
-  if (copy_out) each_device(launch_begin);  // consumed already
+  if (copy_out) each_device(launch_consumed);
   return results;
 }
 

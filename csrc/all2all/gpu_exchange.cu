@@ -85,14 +85,25 @@ __device__ bool is_dead(const GpuEnd& end) {
   return __any_sync(kAllLanes, load_acquire(end.workspace[end.rank]->status) != 0) != 0;
 }
 
-// A block is a warp: one rank's begin, lane p for peer p.
+// Of a warp, lane p for peer p: its results up to `epoch` are consumed. Orders this rank's reads of them, in kernels
+// before this one, before the peer's next stores there.
+__device__ void tell_consumed(const GpuEnd& end, uint64_t epoch) {
+  if ((peers_of(end) >> lane() & 1) != 0) store_release(end.workspace[lane()]->from[end.rank].consumed, epoch);
+}
+
+// A block is a warp: one rank's begin.
 __global__ void begin_kernel(const __grid_constant__ GpuEnds ends) {
   const GpuEnd& end = ends.ends[blockIdx.x];
   if (is_dead(end)) return;
   Control& own = *end.workspace[end.rank];
   if (lane() == 0) own.began = nanoseconds();
-  // Orders this rank's reads of its results, in kernels before this one, before the peer's next stores there.
-  if ((peers_of(end) >> lane() & 1) != 0) store_release(end.workspace[lane()]->from[end.rank].consumed, own.epoch);
+  if (own.last_of[end.slot] == own.epoch) tell_consumed(end, own.epoch);  // else the push may read that result
+}
+
+// A block is a warp: one rank's result of the call that has ended is copied out.
+__global__ void consumed_kernel(const __grid_constant__ GpuEnds ends) {
+  const GpuEnd& end = ends.ends[blockIdx.x];
+  if (!is_dead(end)) tell_consumed(end, end.workspace[end.rank]->epoch);
 }
 
 template <class Vector>
@@ -122,7 +133,7 @@ __device__ void copy_share(const BlockCopy& copy, const Share& share) {
 __device__ bool may_store(const GpuEnd& end, int peer) {
   Control& own = *end.workspace[end.rank];
   const uint64_t last = own.last_of[end.slot];
-  // Acquires the peer's begin: its reads of this slot come before the stores that follow.
+  // Acquires what the peer has said in tell_consumed: its reads of this slot come before the stores that follow.
   const auto has_consumed = [&](int p) { return load_acquire(own.from[p].consumed) >= last; };
   if (poll(end, 1U << peer, has_consumed) == 0) return true;
   const bool absent = (peers_of(end) >> lane() & 1) != 0 && !has_consumed(lane());
@@ -166,6 +177,7 @@ __global__ void wait_kernel(const __grid_constant__ GpuEnds ends) {
   if (is_dead(end)) return;
   Control& own = *end.workspace[end.rank];
   const uint64_t epoch = own.epoch + 1;
+  tell_consumed(end, epoch - 1);
   bool disagrees = false;
   const uint32_t absent = poll(end, peers_of(end), [&](int peer) {
     const Arrival& arrival = own.from[peer].arrived[end.slot];
@@ -212,6 +224,11 @@ void launch_begin(const GpuEnds& ends, Stream stream) {
   check_launch(ends.ends[0]);
 }
 
+void launch_consumed(const GpuEnds& ends, Stream stream) {
+  consumed_kernel<<<ends.count, kWarp, 0, stream>>>(ends);
+  check_launch(ends.ends[0]);
+}
+
 void launch_push(const PushArgs& args, int num_blocks, int vector_bytes, Stream stream) {
   with_push_kernel(vector_bytes, [&](auto* kernel) { kernel<<<num_blocks, kPushThreads, 0, stream>>>(args); });
   check_launch(args.end);
@@ -226,6 +243,7 @@ void load_exchange_kernels() {
   cudaFuncAttributes attributes;
   const auto load = [&](auto* kernel) { LTX_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel), "All2All"); };
   load(begin_kernel);
+  load(consumed_kernel);
   load(wait_kernel);
   for (int bytes = 1; bytes <= kMostVectorBytes; bytes *= 2) with_push_kernel(bytes, load);
 }

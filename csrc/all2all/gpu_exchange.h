@@ -8,7 +8,7 @@
 #include "common/stream.h"
 
 // begin, push and wait of workspace.h as kernels. No kernel waits for one that its own rank launches later, and only
-// push and wait wait at all: for begins and pushes of peers. Epochs lie in device memory and are never reset, so that a
+// push and wait wait at all: for what peers tell and post. Epochs lie in device memory and are never reset, so that a
 // captured graph can be replayed; the slot is an argument, which a replay keeps.
 namespace ltx {
 
@@ -40,6 +40,7 @@ struct GpuEnds {
 void launch_begin(const GpuEnds& ends, Stream stream);
 void launch_push(const PushArgs& args, int num_blocks, int vector_bytes, Stream stream);
 void launch_wait(const GpuEnds& ends, Stream stream);
+void launch_consumed(const GpuEnds& ends, Stream stream);  // after a result is copied out
 
 // Loads the kernels on the current device: to load one later might have to wait for one that waits.
 void load_exchange_kernels();
