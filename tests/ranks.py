@@ -19,10 +19,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import ltx_kernels.all2all  # noqa: F401  (registers the ops)
+
 LIMIT_SECONDS = 60
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "ltx_kernels.all2all", "torch.testing"])
+
+
+# Files in /dev/shm that ranks have made: their names are gone once the group has them.
+files: set[str] = set()
 
 
 class Failed(AssertionError):
@@ -70,6 +76,8 @@ def run(world_size: int, body: Callable[..., Any], *arguments: Any, kill: dict[i
                     if not waiting_for_ready and kill:
                         kills = {victim: time.monotonic() + delay for victim, delay in kill.items()}
                         kill = None
+                elif kind == "file":
+                    files.add(value)
                 elif kind == "result":
                     results[rank] = value
                 else:
@@ -86,6 +94,7 @@ def run(world_size: int, body: Callable[..., Any], *arguments: Any, kill: dict[i
 
 
 _pipe: Connection
+_create_memory_op = torch.ops.ltx_kernels.all2all_create_memory
 
 
 def ready() -> None:
@@ -97,11 +106,18 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _create_memory(communicator: int) -> str:
+    name: str = _create_memory_op(communicator)
+    _pipe.send(("file", name))
+    return name
+
+
 def _main(rank: int, world_size: int, port: int, pipe: Connection, body: Callable[..., Any], arguments: Any) -> None:
     global _pipe
     _pipe = pipe
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU processes on a machine with GPUs too
     torch.set_num_threads(1)
+    torch.ops.ltx_kernels.all2all_create_memory = _create_memory
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group(
@@ -116,9 +132,9 @@ def _main(rank: int, world_size: int, port: int, pipe: Connection, body: Callabl
     os._exit(0)
 
 
-def shared_files() -> set[str]:
-    """Files of All2All in /dev/shm, of this user."""
-    return {path.name for path in Path("/dev/shm").glob(f"ltx-kernels-{os.getuid()}-*")}
+def left_files() -> set[str]:
+    """What is left of `files`. Other tests of this user may run at the same time, each with files of its own."""
+    return {name for name in files if (Path("/dev/shm") / name).exists()}
 
 
 def shared_descriptors() -> list[int]:

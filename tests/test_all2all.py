@@ -26,9 +26,9 @@ HIDDEN = HEADS * HEAD_DIM
 
 @pytest.fixture(autouse=True)
 def _no_leaked_files() -> Any:
-    before = ranks.shared_files()
+    ranks.files.clear()
     yield
-    assert ranks.shared_files() <= before
+    assert not ranks.left_files()
 
 
 def of_case(case: Case, rank: int, **options: Any) -> All2All:
@@ -673,11 +673,27 @@ def creator_that_dies(rank: int, world_size: int) -> None:
 
 
 def test_memory_of_a_creator_that_died_goes_with_the_next_group() -> None:
-    before = ranks.shared_files()
     ranks.run(1, creator_that_dies)
-    (abandoned,) = ranks.shared_files() - before
+    assert len(ranks.files) == 1
     assert ranks.run(2, patient) == [True, True]
-    assert abandoned not in ranks.shared_files()
+    assert not ranks.left_files()
+
+
+def dies_in_set_up(rank: int, world_size: int, victim: int) -> bool:
+    """One rank dies when it has mapped the memory. Whether another's error is there while the file is."""
+    if rank == victim:
+        torch.ops.ltx_kernels.all2all_reserve_allgather = lambda _: ranks.die()
+    with pytest.raises(RuntimeError) as error:
+        All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, allgather=True, transport="shm")
+    assert error.value.__traceback__ is not None  # which holds the communicator
+    return bool(ranks.shared_descriptors())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_death_in_set_up_leaves_no_file(victim: int) -> None:
+    left = ranks.run(3, dies_in_set_up, victim)
+    assert len(ranks.files) == 1
+    assert left == [None if rank == victim else False for rank in range(3)]
 
 
 def in_a_mesh(rank: int, world_size: int) -> list[float]:

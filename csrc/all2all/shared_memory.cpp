@@ -73,6 +73,7 @@ std::shared_ptr<SharedMemory> SharedMemory::open(const std::string& name, int64_
   const int file = ::open((kFolder + name).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   LTX_CHECK(file >= 0, "All2All: cannot open /dev/shm/" + name + ": " + error_text());
   auto memory = std::shared_ptr<SharedMemory>(new SharedMemory(file, bytes, name));
+  memory->linked_ = true;
   memory->map();
   return memory;
 }

@@ -8,9 +8,10 @@
 // Memory that several processes, or several threads of one, map.
 //
 // Between processes it is a file ltx-kernels-<uid>-<random> in /dev/shm, for this user only (mode 0600). One rank
-// creates it and holds a lock on it (flock), the others open it by its name, and as soon as all have, the creator
-// unlinks the name: from then on the memory goes with the last process that maps it, however that ends. A creator that
-// dies before leaves a file whose lock is free: the next group removes it.
+// creates it and holds a lock on it (flock), the others open it by its name, and as soon as all have, they unlink the
+// name: from then on the memory goes with the last process that maps it, however that ends. A rank that gives up before
+// unlinks the name too: the group cannot be set up without it. Where all die before, a file is left whose lock is free:
+// the next group removes it.
 namespace ltx {
 
 class SharedMemory {

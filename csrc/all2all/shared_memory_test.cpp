@@ -43,11 +43,14 @@ TEST(SharedMemory, OutlivesItsName) {
   other->data()[0] = std::byte{1};
 }
 
-TEST(SharedMemory, CreatorThatGivesUpLeavesNoFile) {
-  auto memory = SharedMemory::create(4096);
-  const std::string path = path_of(*memory);
-  memory.reset();
-  EXPECT_FALSE(exists(path));
+TEST(SharedMemory, WhoGivesUpLeavesNoFile) {
+  for (const bool creator : {true, false}) {
+    auto memory = SharedMemory::create(4096);
+    auto other = SharedMemory::open(memory->name(), 4096);
+    const std::string path = path_of(*memory);
+    (creator ? memory : other).reset();
+    EXPECT_FALSE(exists(path)) << creator;
+  }
 }
 
 TEST(SharedMemory, AbandonedFilesGoAndHeldOnesStay) {

@@ -271,14 +271,16 @@ class All2All(_Communicator):
             _check_agreement(facts)
         chosen, reason = _choose(transport, facts)
         super().__init__(rank, world_size, seqlen * hidden_dim, tensor_dtype, rank_heads, group)
-        if chosen == "shm":
-            failure = _share_memory(self._id, rank, world_size, allgather, group)
+        try:
+            failure = _share_memory(self._id, rank, world_size, allgather, group) if chosen == "shm" else ""
             if failure and transport == "shm":
-                self.destroy()
                 raise RuntimeError(failure)
-            if failure:
-                _ops.all2all_release_memory(self._id)
-                chosen, reason = "nccl", failure
+        except BaseException:
+            self.destroy()  # now: who keeps the error keeps this object
+            raise
+        if failure:
+            _ops.all2all_release_memory(self._id)
+            chosen, reason = "nccl", failure
         self._transport, self._fallback_reason = chosen, reason
         self.set_timeout_seconds(timeout_seconds)
 
@@ -605,9 +607,10 @@ def _share_memory(communicator: int, rank: int, world_size: int, allgather: bool
     if failure:
         return failure
     failures = _gather(failure_of(open_it), group, world_size)
-    if rank == 0:
+    failure = next((failure for failure in failures if failure), "")
+    if not failure:
         _ops.all2all_unlink_memory(communicator)  # all have it
-    return next((failure for failure in failures if failure), "")
+    return failure
 
 
 # What compiled graphs call: any transport, and errors of their own types. The state, which it writes to, keeps a compiler
