@@ -79,16 +79,11 @@ def copies(num_bytes: float, sets: int) -> list[Callable[[], Any]]:
     return [lambda pair=pair: torch.neg(pair[0], out=pair[1]) for pair in pairs]
 
 
-def bench(
-    op: str, case: str, num_bytes: float, contenders: dict[str, Sequence[Callable[[], Any]]], work: float | None = None
-) -> list[Row]:
-    """Times the contenders and a copy of num_bytes in turn. work: bytes for which a contender needs another count."""
+def bench(op: str, case: str, num_bytes: float, contenders: dict[str, Sequence[Callable[[], Any]]]) -> list[Row]:
+    """Times the contenders and a copy of num_bytes in turn."""
     sets = len(next(iter(contenders.values())))
     seconds = time_in_turn({**contenders, "copy": copies(num_bytes, sets)})
-    return [
-        Row(op, case, name, time * 1e6, (work or num_bytes) / 1e9, seconds["copy"] / time)
-        for name, time in seconds.items()
-    ]
+    return [Row(op, case, name, time * 1e6, num_bytes / 1e9, seconds["copy"] / time) for name, time in seconds.items()]
 
 
 def host_seconds(call: Callable[[], Any], calls: int = 1000) -> float:

@@ -6,11 +6,11 @@
 #include <type_traits>
 
 #include "common/cuda/launch.h"
+#include "common/cuda/norm_row.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
 #include "common/rows.h"
 #include "ops/norm_rope.h"
-#include "ops/norm_row_cuda.h"
 
 // The kernels of the ops that normalize a row and then rotate it. A room hands over its tensors as NormRopeTasks and
 // says with a Layout which elements of a row are rotated together.

@@ -2,7 +2,7 @@
 
 #include "blockwise/quantize_block_cuda.h"
 #include "blockwise/row_kernel_cuda.h"
-#include "ops/norm_row_cuda.h"
+#include "common/cuda/norm_row.h"
 
 namespace ltx {
 

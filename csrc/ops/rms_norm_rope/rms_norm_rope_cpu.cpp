@@ -5,9 +5,9 @@
 
 #include "common/check.h"
 #include "common/float_row.h"
+#include "common/norm_row.h"
 #include "common/parallel_for.h"
 #include "common/rows.h"
-#include "ops/norm_row.h"
 
 namespace ltx {
 

@@ -5,8 +5,8 @@
 
 #include "common/check.h"
 #include "common/float_row.h"
+#include "common/norm_row.h"
 #include "common/parallel_for.h"
-#include "ops/norm_row.h"
 
 namespace ltx {
 

@@ -4,7 +4,7 @@
 
 #include "common/check.h"
 #include "common/float_row.h"
-#include "ops/norm_row.h"
+#include "common/norm_row.h"
 
 namespace ltx {
 
