@@ -401,7 +401,7 @@ def every_case(rank: int, world_size: int, cases: list[Case], transport: str, ro
 
 
 @pytest.mark.parametrize("transport", ["shm", "nccl"])
-@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
 def test_processes(world_size: int, transport: str) -> None:
     cases = [case for case in CASES if case.world_size == world_size]
     rounds = 20 if transport == "shm" else 3

@@ -36,7 +36,7 @@ class Case:
 
     @property
     def hidden_dim(self) -> int:
-        return sum(self.heads) * self.head_dim
+        return max(sum(self.heads) * self.head_dim, 1)
 
     def whole(self, seed: int) -> Tensor:
         """All tokens with all heads, of any bits: NaN among them."""
@@ -64,6 +64,9 @@ CASES = [
     Case("1 token over 2 ranks", (1, 0), (3, 3)),
     Case("10,001 tokens over 4 ranks", (2501, 2500, 2500, 2500), (1, 1, 1, 1)),
     Case("no tokens at all", (0, 0), (1, 1)),
+    Case("no batch", (2, 1), (1, 2), batch=0),
+    Case("heads of size 0", (2, 1), (1, 1), head_dim=0, dtype=torch.uint8),
+    Case("five ranks", (3, 0, 2, 1, 4), (2, 1, 0, 3, 1), batch=2),
     Case("7 heads over 4 ranks", (2, 2, 2, 2), (2, 2, 2, 1)),
     Case("20 heads over 8 ranks", (1, 2, 3, 0, 1, 2, 3, 4), (3, 3, 3, 3, 2, 2, 2, 2)),
     Case("a rank without heads", (2, 3), (0, 3)),
