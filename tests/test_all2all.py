@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import multiprocessing
 import os
 import random
 import re
@@ -582,6 +583,50 @@ def wrong_on_one_rank(rank: int, world_size: int) -> str:
 def test_a_wrong_argument_on_one_rank_is_an_error_on_all() -> None:
     message = "All2All: num_sms must be >= 1, got 0"
     assert ranks.run(2, wrong_on_one_rank) == [f"RuntimeError: All2All: rank 1: {message}", f"ValueError: {message}"]
+
+
+def forks(rank: int, world_size: int, transport: str) -> list[str]:
+    """What each method says in a fork of the rank; the rank itself goes on."""
+    all2all = All2All(rank, world_size, 2, HIDDEN, 1, torch.float32, timeout_seconds=5, transport=transport)
+    all2all.set_rank_tokens([2] * world_size)
+    x = torch.full((1, 2, HEADS, HEAD_DIM), float(rank))
+    view = all2all.allgather(x)
+    parent = os.getpid()
+    end, child_end = multiprocessing.Pipe()
+    child = os.fork()
+    if child == 0:
+        messages = []
+        try:
+            for call in (
+                lambda: all2all.send_recv_heads(x),
+                lambda: all2all.set_rank_tokens([1, 1]),
+                lambda: all2all.set_timeout_seconds(0),
+                all2all.check,
+                all2all.destroy,
+            ):
+                try:
+                    call()
+                    messages.append("")
+                except RuntimeError as error:
+                    messages.append(f"{type(error).__name__}: {error}")
+            child_end.send(messages)
+        finally:
+            os._exit(0)
+    child_end.close()
+    messages = [message.replace(str(child), "CHILD").replace(str(parent), "PARENT") for message in end.recv()]
+    os.waitpid(child, 0)
+    assert view[0, :, 0, 0].tolist() == [0, 0, 1, 1]
+    assert all2all.allgather(-x)[0, :, 0, 0].tolist() == [0, 0, -1, -1]
+    return messages
+
+
+@pytest.mark.parametrize("transport", ["shm", "nccl"])
+def test_a_forked_process_is_no_rank(transport: str) -> None:
+    def refused(op: str) -> str:
+        return f"RuntimeError: {op}: this communicator must be used by the process that made it, PARENT, got its fork CHILD"
+
+    expected = [*map(refused, ("send_recv_heads", "set_rank_tokens", "set_timeout_seconds", "check")), ""]
+    assert ranks.run(2, forks, transport) == [expected] * 2
 
 
 def several_communicators(rank: int, world_size: int) -> list[bool]:

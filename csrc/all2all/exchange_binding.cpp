@@ -91,7 +91,12 @@ void set_timeout(int64_t id, double seconds) {
 }
 
 int64_t status(int64_t id) {
-  const auto communicator = find_communicator("check", id);
+  std::shared_ptr<Communicator> communicator;
+  try {
+    communicator = find_communicator("check", id);
+  } catch (const std::runtime_error&) {
+    return 0;  // asked after an error, which is this one
+  }
   const std::lock_guard lock(communicator->calls);
   return communicator->shm ? static_cast<int64_t>(pack(communicator->shm->status())) : 0;
 }

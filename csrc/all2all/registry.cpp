@@ -32,6 +32,9 @@ std::shared_ptr<Communicator> find_communicator(const char* op, int64_t id) {
   const std::lock_guard lock(all.mutex);
   const auto found = all.communicators.find(id);
   LTX_CHECK(found != all.communicators.end(), std::string(op) + ": this communicator was destroyed");
+  const pid_t process = found->second->process;
+  LTX_CHECK(process == getpid(), std::string(op) + ": this communicator must be used by the process that made it, " +
+                                     std::to_string(process) + ", got its fork " + std::to_string(getpid()));
   return found->second;
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <memory>
 #include <mutex>
 
@@ -17,10 +19,11 @@ struct Communicator {
   std::unique_ptr<ShmCommunicator> shm = nullptr;  // of the transport shm
   std::shared_ptr<GpuCommunicator> gpu = nullptr;  // of ranks on GPUs
   std::mutex calls;                                // one at a time
+  pid_t process = getpid();                        // a fork of it has the memory too, and is no rank
 };
 
 int64_t add_communicator(std::shared_ptr<Communicator> communicator);
-// Throws "<op>: this communicator was destroyed".
+// Throws if it was destroyed, or made by a process of which this one is a fork.
 std::shared_ptr<Communicator> find_communicator(const char* op, int64_t id);
 void remove_communicator(int64_t id);
 

@@ -188,7 +188,7 @@ class _Communicator:
         try:
             return call()
         except RuntimeError as error:
-            status = _ops.all2all_status(self._id) if self._finalizer.alive else 0
+            status = _ops.all2all_status(self._id)
             if not status:
                 raise
             kind, op, rank, peers = (status >> shift & 0xFF for shift in (0, 8, 16, 24))
