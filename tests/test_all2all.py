@@ -2,12 +2,16 @@
 
 import gc
 import itertools
+import json
 import multiprocessing
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -796,6 +800,60 @@ def test_memory_that_is_not_to_be_had(transport: str) -> None:
     """The same error, or the same fallback, on every rank."""
     one, two = ranks.run(2, fails_to_map, transport)
     assert one == two and re.match("All2All: (cannot map|cannot make a file of) ", one)
+
+
+def in_little_room(rank: int, world_size: int) -> dict[str, str]:
+    """What goes wrong where /dev/shm has room for a megabyte."""
+    said = {}
+
+    def of_size(result_bytes: int, transport: str) -> All2All:
+        all2all = All2All(rank, world_size, result_bytes // 1024, 1024, 1, torch.uint8, transport=transport)
+        all2all.set_rank_tokens([result_bytes // 1024] * world_size)
+        return all2all
+
+    for when, result_bytes in (("no rank has room", 1 << 20), ("the second rank has none", 300 << 10)):
+        with pytest.raises(RuntimeError) as error:
+            of_size(result_bytes, "shm")
+        said[when] = str(error.value)
+        assert ranks.shared_descriptors() == []
+    fallback = of_size(1 << 20, "auto")
+    assert fallback.transport == "nccl"
+    said["fallback"] = str(fallback.fallback_reason)
+    assert ranks.shared_descriptors() == []
+    # Room for send_recv_heads, not for allgather, which needs twice that.
+    all2all = of_size(200 << 10, "auto")
+    assert all2all.transport == "shm"
+    x = torch.full((1, 200, 2, 512), rank, dtype=torch.uint8)
+    for again in range(2):
+        with pytest.raises(RuntimeError) as error:
+            all2all.allgather(x)
+        said[f"in a call {again}"] = str(error.value)
+        out = all2all.send_recv_heads(x)
+        assert out[0, ::200, 0, 0].tolist() == [0, 1]
+    all2all.destroy()
+    assert os.listdir("/dev/shm") == []
+    return said
+
+
+def test_no_room_in_shared_memory() -> None:
+    """In a mount namespace with a /dev/shm of its own."""
+    new_namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
+    if subprocess.run([*new_namespace, mount], capture_output=True, check=False).returncode:
+        pytest.skip("this user must not mount a file system of its own (unshare --user --mount)")
+    code = "import json, ranks, test_all2all; print(json.dumps(ranks.run(2, test_all2all.in_little_room)))"
+    command = [*new_namespace, f'{mount} && exec "$0" -c "$1"', sys.executable, code]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    one, two = json.loads(done.stdout)
+    message = (
+        r"All2All: /dev/shm must have room for \d+ bytes more, got \d+ \(No space left on device; containers have an "
+        r"option --shm-size\)"
+    )
+    assert len(one) == len(two) == 5
+    for when in one:
+        assert re.fullmatch(message, one[when]) and re.fullmatch(message, two[when]), (when, one, two)
+        assert one[when] == two[when] or "call" in when
 
 
 def test_the_whole_of_each_case_has_values_that_a_copy_could_lose() -> None:
