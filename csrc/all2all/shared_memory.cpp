@@ -38,6 +38,16 @@ bool is_linked(int file) {
   return fstat(file, &status) == 0 && status.st_nlink > 0;
 }
 
+// Of one byte, as a lock of the open file and not of the process: two ranks of one process have one each.
+struct flock byte_lock(short type, int64_t byte) {
+  struct flock lock{};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = byte;
+  lock.l_len = 1;
+  return lock;
+}
+
 }  // namespace
 
 std::shared_ptr<SharedMemory> SharedMemory::of_this_process(int64_t bytes) {
@@ -108,6 +118,22 @@ void SharedMemory::reserve(int64_t offset, int64_t bytes) {
   throw std::runtime_error("All2All: /dev/shm must have room for " + std::to_string(bytes) + " bytes more, got " +
                            std::to_string(space.f_bavail * space.f_frsize) + " (" +
                            std::generic_category().message(error) + "; containers have an option --shm-size)");
+}
+
+void SharedMemory::lock(int64_t byte) {
+  struct flock wanted = byte_lock(F_WRLCK, byte);
+  LTX_CHECK(fcntl(file_, F_OFD_SETLK, &wanted) == 0,
+            "All2All: cannot lock byte " + std::to_string(byte) + " of /dev/shm/" + name_ + ": " + error_text());
+}
+
+void SharedMemory::unlock(int64_t byte) {
+  struct flock freed = byte_lock(F_UNLCK, byte);
+  fcntl(file_, F_OFD_SETLK, &freed);
+}
+
+bool SharedMemory::is_locked_elsewhere(int64_t byte) const {
+  struct flock asked = byte_lock(F_WRLCK, byte);
+  return fcntl(file_, F_OFD_GETLK, &asked) != 0 || asked.l_type != F_UNLCK;
 }
 
 int remove_abandoned_memory() {

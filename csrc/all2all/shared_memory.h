@@ -31,6 +31,12 @@ class SharedMemory {
   // Has pages for a part of it, filled with zeros: else a full /dev/shm would end the process at a store.
   void reserve(int64_t offset, int64_t bytes);
 
+  // Locks of single bytes, each held by who has opened the file and at most one of them; the end of the process,
+  // however it comes, frees them. Who forks shares them with the child.
+  void lock(int64_t byte);
+  void unlock(int64_t byte);
+  bool is_locked_elsewhere(int64_t byte) const;
+
  private:
   SharedMemory(int file, int64_t bytes, std::string name);
   void map();

@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 
 #include "common/message_of.h"
@@ -63,6 +66,36 @@ TEST(SharedMemory, AbandonedFilesGoAndHeldOnesStay) {
   EXPECT_TRUE(exists(other_user));
   EXPECT_TRUE(exists(path_of(*held)));
   unlink(other_user.c_str());
+}
+
+TEST(SharedMemory, LocksOfBytesAreFreedByWhoHoldsThemOrDies) {
+  const auto one = SharedMemory::create(4096);
+  const auto two = SharedMemory::open(one->name(), 4096);
+  one->lock(3);
+  EXPECT_TRUE(two->is_locked_elsewhere(3));
+  EXPECT_FALSE(two->is_locked_elsewhere(4));
+  EXPECT_FALSE(one->is_locked_elsewhere(3));
+  EXPECT_EQ(message_of([&] { two->lock(3); }),
+            "All2All: cannot lock byte 3 of /dev/shm/" + one->name() + ": Resource temporarily unavailable");
+  one->unlock(3);
+  two->lock(3);
+  EXPECT_TRUE(one->is_locked_elsewhere(3));
+
+  std::array<int, 2> pipes{};
+  ASSERT_EQ(pipe(pipes.data()), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto theirs = SharedMemory::open(one->name(), 4096);
+    theirs->lock(5);
+    const char locked = 1;
+    while (write(pipes[1], &locked, 1) == 1) pause();
+  }
+  char locked = 0;
+  ASSERT_EQ(read(pipes[0], &locked, 1), 1);
+  EXPECT_TRUE(one->is_locked_elsewhere(5));
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_FALSE(one->is_locked_elsewhere(5));
 }
 
 TEST(SharedMemory, RefusesByName) {
