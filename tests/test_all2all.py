@@ -123,6 +123,19 @@ def test_view_is_of_the_buffer_and_copy_is_not() -> None:
     assert views[0].max() < 0 and copies[0].min() >= 0
 
 
+def test_view_of_the_call_before_the_last_is_refused() -> None:
+    group = group_of(2)
+    x = [torch.full((1, 2, HEADS, HEAD_DIM), float(rank)) for rank in range(2)]
+    older, last = group.send_recv_heads(x), group.send_recv_heads(x)
+    with pytest.raises(RuntimeError) as error:
+        group.gather_heads([last[0], older[1]])
+    assert str(error.value) == (
+        "gather_heads: x must not lie in the buffer that this call writes to, got a view of an earlier result "
+        "(copy_out=True gives a copy)"
+    )
+    assert all(map(equal, group.gather_heads(last), x))  # nobody had begun to wait
+
+
 def test_view_keeps_the_buffer_alive() -> None:
     group = group_of(2)
     view = group.send_recv_heads([torch.full((1, 2, HEADS, HEAD_DIM), 7.0)] * 2)[0]

@@ -196,6 +196,17 @@ def test_view_is_not_overwritten_while_the_next_call_reads_it(groups: list[Group
     assert_equal(results, group.expected("allgather", 0))
 
 
+def test_view_of_the_call_before_the_last_is_refused(groups: list[Group]) -> None:
+    group = Group(Case("two ranks", (3, 4), (2, 2)))
+    groups.append(group)
+    inputs = group.inputs("send_recv_heads", 0)
+    older, last = (group.exchange("send_recv_heads", inputs) for _ in range(2))
+    message = "^gather_heads: x must not lie in the buffer that this call writes to, got a view of an earlier result "
+    with pytest.raises(RuntimeError, match=message):
+        group.exchange("gather_heads", [last[0], older[1]])
+    assert_equal(group.exchange("gather_heads", last), group.expected("gather_heads", 0))
+
+
 @pytest.mark.parametrize("copy_out", [False, True], ids=["view", "copy"])
 @pytest.mark.parametrize("op", OPS)
 def test_graph_is_replayed_with_other_inputs(op: str, copy_out: bool, groups: list[Group]) -> None:

@@ -25,6 +25,11 @@ std::string must(ExchangeOp op, const char* name, const std::string& rule, const
   return std::string(name_of(op)) + ": " + name + " must " + rule + ", got " + got;
 }
 
+const char* name_at(size_t tensor, size_t num_tensors) {
+  static constexpr std::array<const char*, kQkvTensors> kQkvNames = {"q", "k", "v"};
+  return num_tensors == 1 ? "x" : kQkvNames[tensor];
+}
+
 std::string list_of(const std::vector<int64_t>& counts) {
   return to_string(counts.data(), static_cast<int>(counts.size()));
 }
@@ -65,25 +70,24 @@ std::string names_of(uint8_t peers) {
 ExchangeCall make_call(ExchangeOp op, const Member& member, const std::vector<TensorView>& tensors,
                        std::optional<Device::Kind> device_kind, const char* transport) {
   const char* op_name = name_of(op);
-  static constexpr std::array<const char*, kQkvTensors> kQkvNames = {"q", "k", "v"};
-  const auto name_at = [&](size_t tensor) { return tensors.size() == 1 ? "x" : kQkvNames[tensor]; };
+  const auto name = [&](size_t tensor) { return name_at(tensor, tensors.size()); };
   const TensorView& x = tensors[0];
 
   LTX_CHECK(member.rank_tokens, std::string(op_name) + ": needs the tokens of each rank: call set_rank_tokens first");
-  for (size_t i = 0; i < tensors.size(); ++i) check_device(op_name, name_at(i), tensors[i], x.device, name_at(0));
+  for (size_t i = 0; i < tensors.size(); ++i) check_device(op_name, name(i), tensors[i], x.device, name(0));
   LTX_CHECK(!device_kind || x.device.kind == *device_kind,
-            must(op, name_at(0),
+            must(op, name(0),
                  std::string("be on ") + (device_kind == Device::Kind::kCpu ? "cpu" : "a CUDA device") +
                      " (transport " + transport + ")",
                  to_string(x.device)));
-  for (size_t i = 0; i < tensors.size(); ++i) check_dtype(op_name, name_at(i), tensors[i], {member.dtype});
-  for (size_t i = 0; i < tensors.size(); ++i) check_rank(op_name, name_at(i), tensors[i], 4);
+  for (size_t i = 0; i < tensors.size(); ++i) check_dtype(op_name, name(i), tensors[i], {member.dtype});
+  for (size_t i = 0; i < tensors.size(); ++i) check_rank(op_name, name(i), tensors[i], 4);
 
   const std::vector<int64_t>& rank_tokens = *member.rank_tokens;
   const bool gathers = op == ExchangeOp::kGatherHeads;
   const int64_t tokens = gathers ? sum_before(rank_tokens.data(), member.world_size) : rank_tokens[member.rank];
   LTX_CHECK(x.size(1) == tokens,
-            must(op, name_at(0),
+            must(op, name(0),
                  "have " + std::to_string(tokens) + " tokens in dimension 1 (rank " + std::to_string(member.rank) +
                      " of set_rank_tokens(" + list_of(rank_tokens) + "))",
                  std::to_string(x.size(1))));
@@ -91,7 +95,7 @@ ExchangeCall make_call(ExchangeOp op, const Member& member, const std::vector<Te
                     .rank = member.rank,
                     .world_size = member.world_size,
                     .rank_tokens = rank_tokens,
-                    .rank_heads = heads_of_ranks(op, member, name_at(0), x.size(2)),
+                    .rank_heads = heads_of_ranks(op, member, name(0), x.size(2)),
                     .batch = x.size(0),
                     .heads = x.size(2),
                     .head_dim = x.size(3),
@@ -99,9 +103,9 @@ ExchangeCall make_call(ExchangeOp op, const Member& member, const std::vector<Te
                     .num_tensors = static_cast<int>(tensors.size())};
   if (gathers) call.heads = total_heads(call.division());
   for (size_t i = 1; i < tensors.size(); ++i) {
-    check_shape(op_name, name_at(i), tensors[i], {x.size(0), x.size(1), x.size(2), x.size(3)});
+    check_shape(op_name, name(i), tensors[i], {x.size(0), x.size(1), x.size(2), x.size(3)});
   }
-  for (size_t i = 0; i < tensors.size(); ++i) check_last_contiguous(op_name, name_at(i), tensors[i]);
+  for (size_t i = 0; i < tensors.size(); ++i) check_last_contiguous(op_name, name(i), tensors[i]);
 
   int64_t elements = 0;
   for (int rank = 0; rank < member.world_size; ++rank) {
@@ -110,12 +114,22 @@ ExchangeCall make_call(ExchangeOp op, const Member& member, const std::vector<Te
   }
   const int64_t results = op == ExchangeOp::kAllgather ? member.world_size : 1;
   LTX_CHECK(elements <= product({member.max_elements, results}),
-            must(op, name_at(0),
+            must(op, name(0),
                  "give each rank a result of at most " + std::to_string(product({member.max_elements, results})) +
                      " elements (" + (results > 1 ? "world_size * " : "") + "seqlen * hidden_dim)",
                  std::to_string(elements) +
                      ": needs seqlen * hidden_dim >= " + std::to_string((elements - 1) / results + 1)));
   return call;
+}
+
+void check_apart(const ExchangeCall& call, const std::vector<TensorView>& tensors, const std::byte* slot,
+                 int64_t slot_bytes) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto* data = static_cast<const std::byte*>(tensors[i].data);
+    LTX_CHECK(tensors[i].num_elements() == 0 || data < slot || data >= slot + slot_bytes,
+              must(call.op, name_at(i, tensors.size()), "not lie in the buffer that this call writes to",
+                   "a view of an earlier result (copy_out=True gives a copy)"));
+  }
 }
 
 Block block_between(const ExchangeCall& call, int sender, int receiver) {

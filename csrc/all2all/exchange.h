@@ -47,6 +47,11 @@ struct ExchangeCall {
 ExchangeCall make_call(ExchangeOp op, const Member& member, const std::vector<TensorView>& tensors,
                        std::optional<Device::Kind> device_kind, const char* transport);
 
+// Throws if a tensor lies in the slot that the call writes to: a view of an earlier result that is no longer valid, or
+// in the same slot as a replayed graph gives. What the call sends would be overwritten while it is read.
+void check_apart(const ExchangeCall& call, const std::vector<TensorView>& tensors, const std::byte* slot,
+                 int64_t slot_bytes);
+
 // What `sender` sends to `receiver`.
 Block block_between(const ExchangeCall& call, int sender, int receiver);
 

@@ -113,7 +113,9 @@ std::vector<int64_t> check_call(const std::vector<Tensor>& tensors, int64_t op, 
   const auto exchange_op = static_cast<ExchangeOp>(op);
   const auto communicator = find_communicator(name_of(exchange_op), id);
   const std::lock_guard lock(communicator->calls);
-  const ExchangeCall call = make_call(exchange_op, communicator->member, views(tensors), std::nullopt, "nccl");
+  const std::vector<TensorView> inputs = views(tensors);
+  const ExchangeCall call = make_call(exchange_op, communicator->member, inputs, std::nullopt, "nccl");
+  if (communicator->shm) communicator->shm->check_inputs(call, inputs);
   const std::array<int64_t, 4> sizes = result_sizes(call, call.rank);
   return {sizes.begin(), sizes.end()};
 }

@@ -144,6 +144,30 @@ TEST(Exchange, ResultsFitTheBuffers) {
             "send_recv_heads: x must give each rank a result of at most 1000 elements (seqlen * hidden_dim)");
 }
 
+TEST(Exchange, InputsLieApartFromWhatIsWritten) {
+  std::array<std::byte, 3000> memory{};
+  const auto at = [&](int64_t offset, int64_t tokens) {
+    TensorView x = tensor({1, tokens, 6, 8});
+    x.data = memory.data() + offset;
+    return x;
+  };
+  const auto message = [&](ExchangeOp op, const std::vector<TensorView>& tensors) {
+    const ExchangeCall call = call_of(op, member(), {tensor({1, 2, 6, 8})});
+    return message_of([&] { check_apart(call, tensors, memory.data() + 1000, 1000); });
+  };
+  const std::string rule =
+      " must not lie in the buffer that this call writes to, got a view of an earlier result (copy_out=True gives a "
+      "copy)";
+  for (const int64_t offset : {0, 999, 2000, 2500}) {
+    EXPECT_EQ(message(ExchangeOp::kAllgather, {at(offset, 2)}), "no error") << offset;
+  }
+  for (const int64_t offset : {1000, 1500, 1999}) {
+    EXPECT_EQ(message(ExchangeOp::kAllgather, {at(offset, 2)}), "allgather: x" + rule) << offset;
+  }
+  EXPECT_EQ(message(ExchangeOp::kSendRecvQkv, {at(0, 2), at(2000, 2), at(1024, 2)}), "send_recv_qkv: v" + rule);
+  EXPECT_EQ(message(ExchangeOp::kAllgather, {at(1500, 0)}), "no error");  // nothing is read
+}
+
 TEST(Exchange, MessagesNameRanks) {
   Status status{.kind = Status::Kind::kTimeout, .op = 3, .rank = 1, .peers = 0b10000101, .epoch = 9};
   EXPECT_EQ(message_of(status, 2.5),

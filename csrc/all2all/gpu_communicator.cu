@@ -188,6 +188,10 @@ std::vector<std::vector<GpuResult>> GpuRun::all(const std::vector<GpuRun>& runs)
               op + ": must have been called once before it is captured into a graph, for its memory");
     run.communicator.workspaces_->grow(run.bytes_needed());
   }
+  for (const GpuRun& run : runs) {
+    const GpuCommunicator& end = run.communicator;
+    check_apart(run.call, run.tensors, end.workspaces_->slot(end.rank_, end.slot_), end.workspaces_->capacity_bytes());
+  }
   std::vector<int> slots;
   std::map<int, GpuEnds> of_devices;
   std::map<int, Stream> streams;

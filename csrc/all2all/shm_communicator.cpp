@@ -26,6 +26,8 @@ double now_seconds() {
 uint64_t load_acquire(uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_acquire); }
 void store_release(uint64_t& word, uint64_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
 
+int slot_of(uint64_t epoch) { return static_cast<int>(epoch % kNumSlots); }
+
 // Waits a little longer each time: peers may need this core, and a peer may be slower by seconds.
 class Patience {
  public:
@@ -111,6 +113,10 @@ void ShmCommunicator::check() const {
   if (control(rank_).status != 0) throw ExchangeError(death_);
 }
 
+void ShmCommunicator::check_inputs(const ExchangeCall& call, const std::vector<TensorView>& tensors) const {
+  check_apart(call, tensors, slot(rank_, slot_of(control(rank_).epoch + 1)), layout_.slot_bytes);
+}
+
 void ShmCommunicator::grow(int64_t slot_bytes) {
   Control& own = control(rank_);
   if (static_cast<int64_t>(own.capacity_bytes) >= slot_bytes) return;
@@ -166,11 +172,12 @@ uint32_t ShmCommunicator::missing_of(uint32_t absent) const {
 std::vector<std::byte*> ShmCommunicator::run(const ExchangeCall& call, const std::vector<TensorView>& tensors,
                                              const std::vector<std::byte*>& outs) {
   check();
+  check_inputs(call, tensors);
   const int64_t needed = slot_bytes_needed(call);
   grow(needed);
   deadline_ = timeout_seconds_ == 0 ? std::numeric_limits<double>::infinity() : now_seconds() + timeout_seconds_;
   const uint64_t epoch = ++control(rank_).epoch;
-  const int slot_idx = static_cast<int>(epoch % kNumSlots);
+  const int slot_idx = slot_of(epoch);
 
   push(call, tensors, epoch, slot_idx);  // the slots alternate: nothing to begin with
   wait(call, epoch, slot_idx);

@@ -26,6 +26,9 @@ class ShmCommunicator {
   // 0: waits for ever.
   void set_timeout(double seconds) { timeout_seconds_ = seconds; }
 
+  // Throws if the inputs of the next call lie where it writes to.
+  void check_inputs(const ExchangeCall& call, const std::vector<TensorView>& tensors) const;
+
   // Results: where they lie in this rank's slot, until its next call, of which they may be the input. Given `outs`,
   // contiguous tensors of the results' sizes, they are copied there instead. Throws ExchangeError if a peer does not
   // arrive in time or disagrees; the communicator is dead then, and every later call throws.
