@@ -557,6 +557,59 @@ def test_error_of_fp32_output(one_sign: bool, bound: float) -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize("config", SM89_CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP32])
+def test_half_precision_sums(dtype: torch.dtype, config: list[int]) -> None:
+    """Of the additions of a block, up to 8 where mma is emulated, each may lose 2^-11 of what is added up."""
+    for m, n, k in ((1, 8, 16), (65, 264, 400), (300, 640, 1280)):
+        case = GemmCase("half", m, n, k, dtype, bias=True, residual=True, fp6=True, a_gap=16, b_gap=16)
+        inputs = make_inputs(case, "cuda")
+        inputs[0].view(torch.uint8)[0, k - 1] = 0xFF
+        inputs[6] = True
+        out = op(*inputs, config)
+        assert torch.equal(out.isnan(), (torch.arange(m, device="cuda") == 0)[:, None].expand(m, n))
+        expected, magnitude = exact(inputs)
+        error = (out.double() - expected).abs()
+        assert (error <= unit_in_last_place(expected, dtype) / 2 + magnitude * 2.0**-8)[1:].all(), (m, n, k)
+        assert_same_bits(op(*inputs, config), out)
+
+
+@on_gpu
+@pytest.mark.parametrize("config", SM89_CONFIGS, ids=str)
+@pytest.mark.parametrize("a_value", [448.0, -448.0])
+def test_half_precision_sums_at_the_bound_of_their_range(a_value: float, config: list[int]) -> None:
+    """No sum over a block can be larger than these 6720. They are exact, as all on the way to them are halves."""
+    m, n, k = 70, 136, 4096
+    a = torch.full((m, k), a_value, device="cuda").to(FP8)
+    b = fp6_pack_tensor(torch.full((n, k), 0.1171875, device="cuda").to(FP8))
+    a_scales, b_scales = torch.ones(m, blocks(k), device="cuda"), torch.ones(blocks(n), blocks(k), device="cuda")
+    out = op(a, a_scales, b, b_scales, None, None, True, FP32, config)
+    assert out.unique().tolist() == [a_value * 0.1171875 * k]
+
+
+@on_gpu
+@pytest.mark.parametrize("one_sign", [False, True])
+def test_error_of_half_precision_sums(one_sign: bool) -> None:
+    for k in (4096, 65536):
+        case = GemmCase("half", 256, 512, k, FP32, fp6=True, one_sign=one_sign)
+        inputs = make_inputs(case, "cuda")
+        inputs[6] = True
+        expected, _ = exact(inputs)
+        for config in SM89_CONFIGS:
+            error = (op(*inputs, config).double() - expected).norm() / expected.norm()
+            assert error < 2e-3, (k, config, error)
+
+
+@on_gpu
+@chosen_or_sm89
+def test_use_fast_accum_is_for_fp6_and_sm89(config: list[int] | None) -> None:
+    for fp6 in (False, True):
+        inputs = make_inputs(GemmCase("hint", fp6=fp6, out_dtype=FP32), "cuda")
+        same = torch.equal(op(*inputs, config), op(*inputs[:6], True, FP32, config))
+        assert same == (config is None or not fp6)
+
+
+@on_gpu
 @chosen_or_sm89
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, FP32])
 def test_nan_bits_are_those_of_the_cpu(dtype: torch.dtype, config: list[int] | None) -> None:

@@ -22,7 +22,7 @@ LOAD_16_BYTES = r"\bLDG\.E\.(\w+\.)*128\b"
 STORE_16_BYTES = r"\bSTG\.E\.(\w+\.)*128\b"
 LOAD_MATRICES = r"\bLDSM\.16\.M88\.4\b"
 COPY_16_BYTES = r"\bLDGSTS\.E\.(\w+\.)*128\b"
-MMA_SYNC_E4M3 = r"\bQMMA\.16832\.F32\.E4M3\.E4M3\b"
+QMMA_SUM_BITS = r"\bQMMA\.16832\.F(\d+)\.E4M3\.E4M3\b"
 
 # Kernels by a part of their mangled name, and what each instance of them must hold.
 KERNELS = [
@@ -136,6 +136,12 @@ def test_wgmmas_of_a_k_block_run_without_waiting_for_each_other() -> None:
     }
 
 
+def assert_multiplies_by_qmma(instances: dict[str, str]) -> None:
+    """Those with the template argument true by the one whose sums are half precision."""
+    bits = {name: set(re.findall(QMMA_SUM_BITS, code)) for name, code in instances.items()}
+    assert bits == {name: {"16" if "Lb1E" in name else "32"} for name in instances}
+
+
 def test_sm89_kernel_on_ada_multiplies_by_qmma() -> None:
     """9.0 has no such instruction, and emulates it."""
     instances = {
@@ -145,7 +151,7 @@ def test_sm89_kernel_on_ada_multiplies_by_qmma() -> None:
     }
     if not instances:
         pytest.skip("this build has no code for sm_89")
-    assert [name for name, code in instances.items() if not re.search(MMA_SYNC_E4M3, code)] == []
+    assert_multiplies_by_qmma(instances)
 
 
 def test_sm89_kernel_on_consumer_blackwell(tmp_path: Path) -> None:
@@ -161,7 +167,8 @@ def test_sm89_kernel_on_consumer_blackwell(tmp_path: Path) -> None:
     binary = tmp_path / "sm_120.fatbin"
     subprocess.run([*options, *target, "-o", binary, entry["file"]], check=True, cwd=entry["directory"])
     code, usage = dump(binary, "-sass"), dump(binary, "--dump-resource-usage")
-    assert len(code) == 9 and {arch for arch, _ in code} == {"sm_120"}  # three configurations, three dtypes
-    for instruction in (MMA_SYNC_E4M3, LOAD_MATRICES, COPY_16_BYTES):
+    assert len(code) == 18 and {arch for arch, _ in code} == {"sm_120"}  # 3 configurations, 3 dtypes, 2 kinds of sums
+    assert_multiplies_by_qmma({name: text for (_, name), text in code.items()})
+    for instruction in (LOAD_MATRICES, COPY_16_BYTES):
         assert [name for name, text in code.items() if not re.search(instruction, text)] == []
     assert usage.keys() == code.keys() and local_memory(usage) == {}

@@ -92,6 +92,7 @@ void fp8_gemm_cuda(const Fp8GemmParams& params, Stream stream) {
   const int64_t k = params.a.size(1);
   if (m == 0) return;
   Fp8GemmParams readable = params;
+  readable.use_fast_accum = params.use_fast_accum && params.b.dtype == DType::kUint8;
   uint8_t* workspace = static_cast<uint8_t*>(params.workspace);
   if (params.b.dtype == DType::kUint8) {
     readable.b = unpack(params.b, k, workspace, stream);

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
 #include "blockwise/fp8_gemm/fp8_gemm_cuda.h"
@@ -18,6 +19,7 @@
 #include "common/cuda/ptx.h"
 #include "common/cuda/reduce.h"
 #include "common/cuda/vector.h"
+#include "common/fp6.h"
 
 // A block computes one tile of out. All its threads copy the k blocks of a, b and a_scales into a ring of stages, by
 // cp.async, and each warp multiplies its part of the tile out of them: ldmatrix, mma, and every k block's sums, scaled,
@@ -27,9 +29,10 @@ namespace ltx {
 namespace {
 
 // The configuration is an index: nvcc 13.0 compiles no kernel with a template argument of class type.
-template <size_t kCandidate, class T>
+template <size_t kCandidate, class T, bool kHalfSums>
 struct TilingOf {
   using Out = T;
+  using MmaSums = std::conditional_t<kHalfSums, uint32_t[2], float[4]>;  // of a lane, over a k block
   static constexpr Fp8GemmConfig kConfig = kFp8GemmSm89Candidates[kCandidate].config;
   static constexpr int kTileM = kConfig.tile_m;
   static constexpr int kTileN = kConfig.tile_n;
@@ -52,6 +55,11 @@ struct TilingOf {
   static_assert(sizeof(Shared) == fp8_gemm_sm89_shared_bytes(kConfig) && sizeof(Shared) <= kSm89SharedBytes);
   static_assert(sizeof(Stage) % kSm89RowBytes == 0);  // sm89_step changes bits below that
 };
+
+// Why half precision can hold the sums over a k block if b is fp6: whatever their order, none is larger than this, so
+// none overflows; and as all products are multiples of 2^-9 * 2^-9, the steps of the smallest e4m3 values, which halves
+// have down to 2^-24, none is lost below them. What they cost is that each addition rounds to 11 bits.
+static_assert(kBlockSize * 448 * kFp6Max < 65504);
 
 struct Args {
   const uint8_t* a;  // [m, k]
@@ -155,7 +163,9 @@ struct Operands {
 
 // [rows of mma][pairs of mma][mma of the pair][as mma has them]
 template <class Tiling>
-using Sums = float[Tiling::kMmasM][Tiling::kPairsN][2][4];
+using Sums = typename Tiling::MmaSums[Tiling::kMmasM][Tiling::kPairsN][2];
+template <class Tiling>
+using Acc = float[Tiling::kMmasM][Tiling::kPairsN][2][4];
 
 // A k block: sums += a b^T. The next step's operands load while one multiplies.
 template <class Tiling>
@@ -183,7 +193,7 @@ __device__ __forceinline__ void multiply_block(uint32_t a_address, uint32_t b_ad
 // acc += sums * (a_scales * b_scales), a fused multiply-add. a_scales: of this lane's first row.
 template <class Tiling>
 __device__ __forceinline__ void promote(const Sums<Tiling>& sums, const float* a_scales, float b_scale,
-                                        Sums<Tiling>& acc) {
+                                        Acc<Tiling>& acc) {
 #pragma unroll
   for (int i = 0; i < Tiling::kMmasM; ++i) {
 #pragma unroll
@@ -194,7 +204,9 @@ __device__ __forceinline__ void promote(const Sums<Tiling>& sums, const float* a
 #pragma unroll
         for (int of_pair = 0; of_pair < 2; ++of_pair) {
 #pragma unroll
-          for (int c = 2 * half; c < 2 * half + 2; ++c) acc[i][j][of_pair][c] += sums[i][j][of_pair][c] * scale;
+          for (int c = 2 * half; c < 2 * half + 2; ++c) {
+            acc[i][j][of_pair][c] += element(sums[i][j][of_pair], c) * scale;
+          }
         }
       }
     }
@@ -236,7 +248,7 @@ __device__ __forceinline__ void store_four(const Args& args, int row, int column
 }
 
 template <class Tiling>
-__device__ __forceinline__ void store_tile(const Args& args, const Sm89Place& first, int lane, Sums<Tiling>& acc) {
+__device__ __forceinline__ void store_tile(const Args& args, const Sm89Place& first, int lane, Acc<Tiling>& acc) {
 #pragma unroll
   for (int i = 0; i < Tiling::kMmasM; ++i) {
 #pragma unroll
@@ -283,7 +295,7 @@ __global__ void __launch_bounds__(Tiling::kThreads) fp8_gemm_sm89_kernel(const _
     return load_scalar(args.b_scales, args.b_scales_dtype, b_scales_row + k_block * args.b_scales_column_stride);
   };
 
-  Sums<Tiling> acc{};
+  Acc<Tiling> acc{};
   float next_b_scale = load_b_scale(0);
   int filled = 0;
   int to_fill = Tiling::kStages - 1;
@@ -356,24 +368,36 @@ void launch(const Fp8GemmParams& params, Stream stream) {
                      stream, args, kSharedBytes);
 }
 
-template <class T, size_t... i>
+template <class Tiling>
+bool launch_if_chosen(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream) {
+  if (config != Tiling::kConfig) return false;
+  launch<Tiling>(params, stream);
+  return true;
+}
+
+template <class T, bool kHalfSums, size_t... i>
 void launch_config(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream, std::index_sequence<i...>) {
-  const bool launched =
-      ((config == kFp8GemmSm89Candidates[i].config && (launch<TilingOf<i, T>>(params, stream), true)) || ...);
+  const bool launched = (launch_if_chosen<TilingOf<i, T, kHalfSums>>(params, config, stream) || ...);
   if (!launched) LTX_UNREACHABLE("fp8_gemm: no such configuration");
+}
+
+template <class T>
+void launch_dtype(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream) {
+  constexpr auto kCandidates = std::make_index_sequence<kFp8GemmSm89Candidates.size()>{};
+  if (params.use_fast_accum) return launch_config<T, true>(params, config, stream, kCandidates);
+  launch_config<T, false>(params, config, stream, kCandidates);
 }
 
 }  // namespace
 
 void fp8_gemm_sm89(const Fp8GemmParams& params, const Fp8GemmConfig& config, Stream stream) {
-  constexpr auto kCandidates = std::make_index_sequence<kFp8GemmSm89Candidates.size()>{};
   switch (params.out_dtype) {
     case DType::kBFloat16:
-      return launch_config<__nv_bfloat16>(params, config, stream, kCandidates);
+      return launch_dtype<__nv_bfloat16>(params, config, stream);
     case DType::kFloat16:
-      return launch_config<__half>(params, config, stream, kCandidates);
+      return launch_dtype<__half>(params, config, stream);
     case DType::kFloat32:
-      return launch_config<float>(params, config, stream, kCandidates);
+      return launch_dtype<float>(params, config, stream);
     default:
       LTX_UNREACHABLE("fp8_gemm: out_dtype " + to_string(params.out_dtype));
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 // mma.sync: a warp multiplies e4m3 matrices that it holds in registers, from compute capability 8.9 on; and ldmatrix,
@@ -23,6 +25,19 @@ __device__ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, u
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same in half precision: the two columns of a row in d[h].
+__device__ inline void mma(uint32_t (&d)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+      : "+r"(d[0]), "+r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Element i of d.
+__device__ inline float element(const float (&d)[4], int i) { return d[i]; }
+__device__ inline float element(const uint32_t (&d)[2], int i) {
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(d[i / 2] >> i % 2 * 16)));
 }
 
 }  // namespace ltx
