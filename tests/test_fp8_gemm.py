@@ -174,7 +174,8 @@ def test_infinite_scale_and_overflow(device: str) -> None:
     assert op(a, one, b, one * torch.inf, None, None, False, FP32).tolist() == [[torch.inf] * 8]
     assert op(a, one * 1e32, b, one * 10, None, None, False, torch.bfloat16).tolist() == [[torch.inf] * 8]
     assert op(a, one, b, one, None, None, False, torch.float16).tolist() == [[torch.inf] * 8]  # 3211264 > 65504
-    assert op(a, one, b, one, None, None, False, FP32).tolist() == [[3211264.0] * 8]
+    for use_fast_accum in (False, True):  # half precision would be infinite
+        assert op(a, one, b, one, None, None, use_fast_accum, FP32).tolist() == [[3211264.0] * 8]
 
 
 def test_all_pairs_of_e4m3_values(device: str) -> None:
@@ -607,6 +608,9 @@ def test_use_fast_accum_is_for_fp6_and_sm89(config: list[int] | None) -> None:
         inputs = make_inputs(GemmCase("hint", fp6=fp6, out_dtype=FP32), "cuda")
         same = torch.equal(op(*inputs, config), op(*inputs[:6], True, FP32, config))
         assert same == (config is None or not fp6)
+    a, b = (torch.full((rows, 128), 448.0, device="cuda").to(FP8) for rows in (1, 8))
+    one = torch.ones(1, 1, device="cuda")
+    assert op(a, one, b, one, None, None, True, FP32, config).tolist() == [[128 * 448.0**2] * 8]
 
 
 @on_gpu

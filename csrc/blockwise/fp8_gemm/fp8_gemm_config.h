@@ -108,7 +108,7 @@ constexpr bool fp8_gemm_config_fits(const Fp8GemmConfig& config, int64_t k) {
   return num_blocks(k) >= config.split_k;  // each part of k has a block
 }
 
-// Of the kernel that a call without a config runs: the other one is only forced, by tests.
+// Of the kernel that a call without a config runs: the other one is only forced, by tests and the benchmark.
 inline constexpr int kFp8GemmPublicArch = 90;
 
 // The architecture of the kernel for a device, 0 if there is none.
