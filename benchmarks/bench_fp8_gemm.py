@@ -1,4 +1,4 @@
-"""The blockwise FP8 product against cuBLAS, with block scales and without any, and DeepGEMM if it is importable.
+"""The blockwise FP8 product against cuBLAS, with block scales, without any and in bf16, and DeepGEMM if importable.
 
 Ratios are against `torch._scaled_mm` with one scale a tensor and fast accumulation, which scales no blocks. In turn, all
 contenders of a size share one state of the chip. Alone (--alone), each runs by itself for 0.4 s: at the power limit the
@@ -47,6 +47,8 @@ SM89_SIZES = [(4096, 4096, 4096), (1024, 4096, 4096)]
 CEILING_SIZE = (8192, 8192, 16384)
 
 BASELINE = "cuBLAS tensor, fast"
+SLOW_BASELINE, BF16 = "cuBLAS tensor", "cuBLAS bf16"
+UNSCALED = (BASELINE, SLOW_BASELINE, BF16)
 OURS = "ltx-kernels"
 SM89 = "SM89 kernel, forced"
 MINE = (OURS, SM89)
@@ -63,6 +65,8 @@ class Inputs:
     a_scales: Tensor
     b: Tensor
     b_scales: Tensor
+    a_bf16: Tensor  # a without its scales
+    b_bf16: Tensor
 
 
 @dataclass
@@ -85,7 +89,8 @@ def blocks(size: int) -> int:
 def make_inputs(m: int, n: int, k: int) -> Inputs:
     a, b = (torch.randn(rows, k, device="cuda", dtype=torch.bfloat16).to(torch.float8_e4m3fn) for rows in (m, n))
     a_scales = (torch.rand(blocks(k), -(-m // 4) * 4, device="cuda") + 0.5).t()[:m]  # as blockwise_quantize has them
-    return Inputs(a, a_scales, b, torch.rand(blocks(n), blocks(k), device="cuda") + 0.5)
+    b_scales = torch.rand(blocks(n), blocks(k), device="cuda") + 0.5
+    return Inputs(a, a_scales, b, b_scales, a.bfloat16(), b.bfloat16())
 
 
 def contenders(mode: str) -> dict[str, Callable[[Inputs], Tensor]]:
@@ -109,9 +114,10 @@ def contenders(mode: str) -> dict[str, Callable[[Inputs], Tensor]]:
 
     found: dict[str, Callable[[Inputs], Tensor]] = {
         BASELINE: partial(tensor, fast=True),
-        "cuBLAS tensor": partial(tensor, fast=False),
+        SLOW_BASELINE: partial(tensor, fast=False),
         "cuBLAS block": block,
         OURS: ours,
+        BF16: lambda inputs: inputs.a_bf16 @ inputs.b_bf16.t(),
     }
     if mode == WITH_SM89:
         found[SM89] = sm89
@@ -144,7 +150,7 @@ def verified(inputs: Inputs, mode: str) -> dict[str, tuple[Callable[[Inputs], Te
     """The contenders that take the size, with their errors; ours must, and must be right."""
     found = {}
     for name, call in contenders(mode).items():
-        scaled = not name.startswith("cuBLAS tensor")
+        scaled = name not in UNSCALED
         try:
             error = error_of(call(inputs), inputs, scaled)
         except (RuntimeError, ValueError):  # refuses the size
@@ -185,7 +191,7 @@ def bench_size(m: int, n: int, k: int, mode: str) -> list[Row]:
     num_calls = max(2, min(CALLS, int(MAX_OUTPUT_BYTES / (2 * m * n))))
     calls = {name: [partial(call, sets[i % len(sets)]) for i in range(num_calls)] for name, (call, _) in found.items()}
     if mode == ALONE:
-        seconds = {name: time_alone(calls[name]) for name in calls if name != "cuBLAS tensor"}
+        seconds = {name: time_alone(calls[name]) for name in calls if name != SLOW_BASELINE}
     else:
         seconds = time_in_turn(calls)
     return [
