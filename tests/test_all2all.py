@@ -22,7 +22,7 @@ from cases.all2all import CASES, DTYPES, Case, bits, equal
 from torch import Tensor
 
 from ltx_kernels import All2All, All2AllMismatch, All2AllTimeout, LocalGroup
-from ltx_kernels.all2all import _choose
+from ltx_kernels.all2all import _choose, _facts
 
 BF16 = torch.bfloat16
 HEADS, HEAD_DIM = 8, 4  # of the tests below that do not divide unevenly
@@ -316,6 +316,14 @@ def test_has_no_backward() -> None:
     out = all2all.send_recv_heads(x)
     with pytest.raises(RuntimeError, match="^send_recv_heads: has no backward, use torch.no_grad()"):
         out.sum().backward()
+
+
+def test_local_group_knows_the_callers_grad_mode() -> None:
+    group = group_of(2)
+    xs = [torch.zeros(1, 2, HEADS, HEAD_DIM, requires_grad=True)] * 2
+    assert all(out.requires_grad for out in group.allgather(xs))
+    with torch.no_grad():
+        assert not any(out.requires_grad for out in group.allgather(xs))
 
 
 # Torch: ops, graphs.
@@ -815,6 +823,10 @@ def test_memory_that_is_not_to_be_had(transport: str) -> None:
     assert one == two and re.match("All2All: (cannot map|cannot make a file of) ", one)
 
 
+def this_machine() -> str:
+    return repr(_facts({}, "")["machine"])
+
+
 def in_little_room(rank: int, world_size: int) -> dict[str, str]:
     """What goes wrong where /dev/shm has room for a megabyte."""
     said = {}
@@ -829,10 +841,10 @@ def in_little_room(rank: int, world_size: int) -> dict[str, str]:
             of_size(result_bytes, "shm")
         said[when] = str(error.value)
         assert ranks.shared_descriptors() == []
-    fallback = of_size(1 << 20, "auto")
-    assert fallback.transport == "nccl"
-    said["fallback"] = str(fallback.fallback_reason)
-    assert ranks.shared_descriptors() == []
+        fallback = of_size(result_bytes, "auto")
+        assert fallback.transport == "nccl"
+        said[f"{when}: fallback"] = str(fallback.fallback_reason)
+        assert ranks.shared_descriptors() == []
     # Room for send_recv_heads, not for allgather, which needs twice that.
     all2all = of_size(200 << 10, "auto")
     assert all2all.transport == "shm"
@@ -854,16 +866,20 @@ def test_no_room_in_shared_memory() -> None:
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
     if subprocess.run([*new_namespace, mount], capture_output=True, check=False).returncode:
         pytest.skip("this user must not mount a file system of its own (unshare --user --mount)")
-    code = "import json, ranks, test_all2all; print(json.dumps(ranks.run(2, test_all2all.in_little_room)))"
+    code = (
+        "import json, ranks, test_all2all as tests; "
+        "print(json.dumps([tests.this_machine(), *ranks.run(2, tests.in_little_room)]))"
+    )
     command = [*new_namespace, f'{mount} && exec "$0" -c "$1"', sys.executable, code]
     done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    one, two = json.loads(done.stdout)
+    machine, one, two = json.loads(done.stdout)
+    assert machine != this_machine()  # another /dev/shm: ranks here and there could not share memory
     message = (
         r"All2All: /dev/shm must have room for \d+ bytes more, got \d+ \(No space left on device; containers have an "
         r"option --shm-size\)"
     )
-    assert len(one) == len(two) == 5
+    assert len(one) == len(two) == 6
     for when in one:
         assert re.fullmatch(message, one[when]) and re.fullmatch(message, two[when]), (when, one, two)
         assert one[when] == two[when] or "call" in when
