@@ -1,5 +1,6 @@
 """All2All and LocalGroup on CPUs: results bit for bit against plain indexing, and how calls end that cannot succeed."""
 
+import functools
 import gc
 import itertools
 import json
@@ -432,6 +433,39 @@ def test_processes(world_size: int, transport: str) -> None:
     cases = [case for case in CASES if case.world_size == world_size]
     rounds = 20 if transport == "shm" else 3
     assert ranks.run(world_size, every_case, cases, transport, rounds) == [[]] * world_size
+
+
+def compiled(rank: int, world_size: int, transport: str) -> list[tuple[int, ...]]:
+    """Token counts at which a compiled call is wrong: counts change, from even to uneven ones and back."""
+    heads = (2, 1, 3)
+    # One may compile for long.
+    all2all = of_case(Case("largest", (4, 4, 4), heads), rank, transport=transport, timeout_seconds=40)
+
+    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    def forward(x: Tensor, y: Tensor) -> list[Tensor]:
+        # The graph flattens to the shapes that it expects.
+        return [
+            out.flatten(1, 2) for out in (all2all.send_recv_heads(x), all2all.gather_heads(y), all2all.allgather(x))
+        ]
+
+    wrong = []
+    for seed, tokens in enumerate([(2, 2, 2), (3, 3, 3), (3, 1, 2), (1, 0, 4), (4, 4, 4), (0, 1, 0)]):
+        case = Case("one of them", tokens, heads)
+        all2all.set_rank_tokens(tokens)
+        whole = case.whole(seed)
+        x, y = case.tokens_of(whole, rank).clone(), case.heads_of(whole, rank).clone()
+        for tensor in (x, y):
+            torch._dynamo.mark_dynamic(tensor, 1)
+        with torch.no_grad():
+            results = forward(x, y)
+        if not all(map(equal, results, [out.flatten(1, 2) for out in (y, x, whole)])):
+            wrong.append(tokens)
+    return wrong
+
+
+@pytest.mark.parametrize("transport", ["shm", "nccl"])
+def test_compiled_calls_follow_the_tokens_of_the_ranks(transport: str) -> None:
+    assert ranks.run(3, compiled, transport) == [[]] * 3
 
 
 def a_thousand_rounds(rank: int, world_size: int) -> int:
