@@ -222,7 +222,8 @@ class All2All(_Communicator):
 
     Raises:
         ValueError: a wrong argument, on this rank.
-        RuntimeError: a wrong argument on another rank, or a transport that cannot serve the group; on every rank.
+        RuntimeError: a wrong argument on another rank, a transport that cannot serve the group, or a rank that dies
+            meanwhile; on every rank.
         All2AllMismatch: arguments that differ between ranks.
     """
 
@@ -537,7 +538,10 @@ def _facts(agreed: dict[str, Any], error: str) -> dict[str, Any]:
 
 def _gather(value: Any, group: dist.ProcessGroup | None, world_size: int) -> list[Any]:
     values = [None] * world_size
-    dist.all_gather_object(values, value, group=group)
+    try:
+        dist.all_gather_object(values, value, group=group)
+    except RuntimeError as error:  # a rank is dead, or later than the group's timeout
+        raise RuntimeError(f"All2All: not all ranks of the group can be reached: {error}") from error
     return values
 
 
