@@ -10,11 +10,14 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ranks
 import torch
@@ -186,6 +189,7 @@ def test_one_rank_needs_no_process_group(dtype: torch.dtype) -> None:
 
 ARGUMENTS = {"rank": 0, "world_size": 1, "seqlen": 4, "hidden_dim": HIDDEN, "num_sms": 1, "tensor_dtype": BF16}
 SHM = {**ARGUMENTS, "transport": "shm"}  # else it is nccl on a machine with GPUs
+LOCAL = {name: value for name, value in ARGUMENTS.items() if name != "rank"}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,21 @@ SHM = {**ARGUMENTS, "transport": "shm"}  # else it is nccl on a machine with GPU
         ({"transport": "tcp"}, "transport must be one of ('auto', 'ipc', 'nccl', 'shm'), got 'tcp'"),
         ({"rank_heads": [1, 2]}, "rank_heads must be 1 counts >= 0, one for each rank, got [1, 2]"),
         ({"timeout_seconds": -1}, "timeout_seconds must be finite and >= 0, got -1"),
+        ({"rank_heads": [1.0]}, "rank_heads must be 1 counts >= 0, one for each rank, got [1.0]"),
+        ({"rank_heads": [1 << 62]}, f"rank_heads must be 1 counts >= 0, one for each rank, got [{1 << 62}]"),
+        ({"rank_heads": 8}, "rank_heads must be 1 counts >= 0, one for each rank, got 8"),
         ({"timeout_seconds": float("nan")}, "timeout_seconds must be finite and >= 0, got nan"),
+        ({"timeout_seconds": "10"}, "timeout_seconds must be finite and >= 0, got '10'"),
+        ({"timeout_seconds": 10**400}, f"timeout_seconds must be finite and >= 0, got {10**400}"),
+        *(
+            ({name: value}, f"{name} must be an integer, got {value!r}")
+            for name in ("rank", "world_size", "seqlen", "hidden_dim", "num_sms")
+            for value in (None, "1", 1.0, np.float32(1))
+        ),
+        (
+            {"seqlen": np.int64(1 << 40), "hidden_dim": np.int64(1 << 40)},
+            f"seqlen * hidden_dim must be at most 1125899906842624, got {1 << 80}",
+        ),
         (
             {"world_size": 2},
             "world_size must be 1 without torch.distributed.init_process_group, got 2",
@@ -229,16 +247,23 @@ def test_timeout_seconds() -> None:
     for seconds, expected in ((0, 0.0), (2.5, 2.5), (None, 10.0)):
         all2all.set_timeout_seconds(seconds)
         assert all2all._timeout_seconds == expected
-    for seconds in (-0.1, float("nan"), float("inf")):
+    for seconds in (-0.1, float("nan"), float("inf"), "1", [1]):
         with pytest.raises(ValueError, match="^set_timeout_seconds: seconds must be finite and >= 0, got "):
             all2all.set_timeout_seconds(seconds)
 
 
-@pytest.mark.parametrize("tokens", [[], [1, 2], [-1]])
-def test_wrong_rank_tokens(tokens: list[int]) -> None:
+@pytest.mark.parametrize("tokens", [[], [1, 2], [-1], [1.5], ["1"], "1", [None], 1, None, [1 << 62]])
+def test_wrong_rank_tokens(tokens: Any) -> None:
     with pytest.raises(ValueError) as error:
         All2All(**SHM).set_rank_tokens(tokens)
-    assert str(error.value) == f"set_rank_tokens: rank_tokens must be 1 counts >= 0, one for each rank, got {tokens}"
+    assert str(error.value) == f"set_rank_tokens: rank_tokens must be 1 counts >= 0, one for each rank, got {tokens!r}"
+
+
+def test_counts_of_other_integer_types() -> None:
+    all2all = All2All(**{**SHM, "seqlen": np.int64(4), "rank_heads": torch.tensor([HEADS])})
+    for tokens in (np.array([4], dtype=np.int32), torch.tensor([4]), (4,), range(4, 5)):
+        all2all.set_rank_tokens(tokens)
+        assert torch.equal(all2all.send_recv_heads(X), X)
 
 
 X = torch.zeros(1, 4, HEADS, HEAD_DIM, dtype=BF16)
@@ -275,6 +300,37 @@ def test_wrong_tensors(x: Tensor, message: str, transport: str) -> None:
     assert torch.equal(all2all.send_recv_heads(X), X)  # and the communicator still works
 
 
+@pytest.mark.parametrize("transport", ["shm", "nccl", "local"])
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (None, TypeError, "must be a tensor, got NoneType"),
+        ("x", TypeError, "must be a tensor, got str"),
+        (np.zeros((1, 4, HEADS, HEAD_DIM)), TypeError, "must be a tensor, got ndarray"),
+        (X.to_sparse(), RuntimeError, "must be torch.strided, got torch.sparse_coo"),
+    ],
+)
+def test_no_tensors(
+    wrong: Any, error: type[Exception], message: str, transport: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    local = transport == "local"
+    end = All2All.local_group(**LOCAL) if local else All2All(**ARGUMENTS, transport=transport)
+    end.set_rank_tokens([4])
+
+    def refused(op: str, *tensors: Any) -> str:
+        with pytest.raises(error) as caught:
+            getattr(end, op)(*([tensor] if local else tensor for tensor in tensors))
+        return str(caught.value)
+
+    for op in ("send_recv_heads", "gather_heads", "allgather"):
+        assert refused(op, wrong) == f"{op}: x {message}"
+    for name in ("q", "k", "v"):
+        assert refused("send_recv_qkv", *(wrong if name == other else X for other in "qkv")).startswith(
+            f"send_recv_qkv: {name} {message}"
+        )
+    assert capfd.readouterr().err == ""
+
+
 def test_heads_must_divide_or_be_given() -> None:
     group = All2All.local_group(2, 4, 7 * HEAD_DIM, 1, BF16)
     group.set_rank_tokens([2, 2])
@@ -295,13 +351,22 @@ def test_wrong_arguments_of_a_local_group() -> None:
     for wrong, message in (
         ({"world_size": 9}, "local_group: world_size must be at most 8, got 9"),
         ({"seqlen": -1}, "local_group: seqlen must be >= 0, got -1"),
-        ({"devices": ["cpu"]}, "local_group: devices must be 2 times cpu (GPUs are not served yet), got ['cpu']"),
+        ({"seqlen": 1.5}, "local_group: seqlen must be an integer, got 1.5"),
+        *(
+            (
+                {"devices": devices},
+                f"local_group: devices must be 2 times cpu (GPUs are not served yet), got {devices!r}",
+            )
+            for devices in (["cpu"], [], "cpu", ["cpu", None], ["cpu", "moon"], ["cpu", "cuda:0"], 2)
+        ),
     ):
         arguments = {"world_size": 2, "seqlen": 2, "hidden_dim": HIDDEN, "num_sms": 1, "tensor_dtype": BF16, **wrong}
         with pytest.raises(ValueError) as error:
             All2All.local_group(**arguments)
         assert str(error.value) == message
     group = group_of(2)
+    with pytest.raises(TypeError, match="^allgather: each argument must be a list of tensors, got Tensor$"):
+        group.allgather(torch.zeros(2, 1, 2, HEADS, HEAD_DIM))
     with pytest.raises(ValueError, match="^allgather: each list must have 2 tensors, got 1$"):
         group.allgather([torch.zeros(1, 2, HEADS, HEAD_DIM)])
     with pytest.raises(RuntimeError, match="^allgather: x must be float32, got bfloat16$"):
@@ -317,6 +382,19 @@ def test_has_no_backward() -> None:
     out = all2all.send_recv_heads(x)
     with pytest.raises(RuntimeError, match="^send_recv_heads: has no backward, use torch.no_grad()"):
         out.sum().backward()
+
+
+def test_local_group_called_by_several_threads() -> None:
+    group = group_of(2, timeout_seconds=5)
+
+    def calls(value: int) -> None:
+        for _ in range(50):
+            xs = [torch.full((1, 2, HEADS, HEAD_DIM), float(value + rank)) for rank in range(2)]
+            for out in group.allgather(xs, copy_out=True):
+                assert torch.equal(out, torch.cat(xs, dim=1))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(calls, range(4)))
 
 
 def test_local_group_knows_the_callers_grad_mode() -> None:
@@ -634,6 +712,9 @@ def test_ranks_that_disagree_in_the_constructor() -> None:
 def wrong_on_one_rank(rank: int, world_size: int) -> str:
     with pytest.raises((ValueError, RuntimeError)) as error:
         All2All(rank, world_size, 8, HIDDEN, 0 if rank == 1 else 1, torch.bfloat16)
+    lock = threading.Lock()  # no type of any argument, and it cannot be sent
+    with pytest.raises((ValueError, RuntimeError), match="All2All: seqlen must be an integer, got <unlocked "):
+        All2All(rank, world_size, lock if rank == 1 else 8, HIDDEN, 1, torch.bfloat16)
     with pytest.raises(ValueError, match=r"^All2All: rank and world_size must be the group's, \(., 2\), got \(., 2\)$"):
         All2All(1 - rank, world_size, 8, HIDDEN, 1, torch.bfloat16)
     return f"{type(error.value).__name__}: {error.value}"

@@ -1,13 +1,16 @@
 """Exchange of attention heads between the ranks of a process group, or of one process."""
 
 import functools
-import math
+import operator
 import os
 import platform
+import sys
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +66,12 @@ class _Communicator:
         world_size: int,
         max_elements: int,
         dtype: torch.dtype,
-        rank_heads: Sequence[int] | None,
+        rank_heads: list[int] | None,
         group: dist.ProcessGroup | None,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._rank_heads = None if rank_heads is None else list(rank_heads)
+        self._rank_heads = rank_heads
         self._rank_tokens: list[int] | None = None
         self._even = True  # all ranks hold as many tokens: a compiled graph takes sizes from its inputs
         self._group = group
@@ -97,12 +100,13 @@ class _Communicator:
             rank_tokens: a count for each rank, zero too.
 
         Raises:
-            ValueError: not one count for each rank, or a negative one.
+            ValueError: not one count for each rank, or one that is no integer or negative; or too many in all.
         """
-        tokens = [int(count) for count in rank_tokens]
-        if len(tokens) != self._world_size or min(tokens) < 0:
+        tokens = _counts(rank_tokens)
+        if not _is_one_a_rank(tokens, self._world_size):
             raise ValueError(
-                f"set_rank_tokens: rank_tokens must be {self._world_size} counts >= 0, one for each rank, got {tokens}"
+                f"set_rank_tokens: rank_tokens must be {self._world_size} counts >= 0, one for each rank, "
+                f"got {rank_tokens!r}"
             )
         _ops.all2all_set_rank_tokens(self._id, tokens)
         self._rank_tokens = tokens
@@ -115,7 +119,7 @@ class _Communicator:
             seconds: 0 waits for ever, None is 10 s.
 
         Raises:
-            ValueError: not finite, or negative.
+            ValueError: not a number, not finite, or negative.
         """
         self._timeout_seconds = _timeout("set_timeout_seconds", "seconds", seconds)
         _ops.all2all_set_timeout(self._id, self._timeout_seconds)
@@ -148,6 +152,7 @@ class _Communicator:
 
     def _exchange(self, op: str, copy_out: bool, *tensors: Tensor) -> Any:
         """The result, or the results of q, k and v."""
+        _check_tensors(op, tensors)
         out_tokens, out_heads = self._result_size(op, tensors[0])
         if torch.compiler.is_compiling():
             if op == "send_recv_qkv":
@@ -250,7 +255,7 @@ class All2All(_Communicator):
             "tensor_dtype": tensor_dtype,
             "transport": transport,
             "allgather": allgather,
-            "rank_heads": None if rank_heads is None else list(rank_heads),
+            "rank_heads": _counts(rank_heads),
         }
         error = _wrong_argument(rank, agreed, num_sms, timeout_seconds)
         in_group = dist.is_available() and dist.is_initialized()
@@ -271,7 +276,7 @@ class All2All(_Communicator):
                 raise ValueError(error)
             _check_agreement(facts)
         chosen, reason = _choose(transport, facts)
-        super().__init__(rank, world_size, seqlen * hidden_dim, tensor_dtype, rank_heads, group)
+        super().__init__(rank, world_size, int(seqlen) * int(hidden_dim), tensor_dtype, agreed["rank_heads"], group)
         try:
             failure = _share_memory(self._id, rank, world_size, allgather, group) if chosen == "shm" else ""
             if failure and transport == "shm":
@@ -296,6 +301,7 @@ class All2All(_Communicator):
             [batch, total tokens, this rank's heads, d]: the tokens in rank order.
 
         Raises:
+            TypeError: x is no tensor.
             RuntimeError: an x that does not fit set_rank_tokens, the heads, the dtype or the buffer.
             All2AllTimeout, All2AllMismatch: see there.
         """
@@ -372,27 +378,27 @@ class LocalGroup:
             "hidden_dim": hidden_dim,
             "tensor_dtype": tensor_dtype,
             "transport": "shm",
-            "rank_heads": None if rank_heads is None else list(rank_heads),
+            "rank_heads": _counts(rank_heads),
         }
         error = _wrong_argument(0, agreed, num_sms, timeout_seconds)
         if error:
             raise ValueError(error.replace("All2All:", "local_group:", 1))
         if world_size > MAX_RANKS:
             raise ValueError(f"local_group: world_size must be at most {MAX_RANKS}, got {world_size}")
-        self.devices = [torch.device(device) for device in devices or ["cpu"] * world_size]
+        self.devices = _devices(["cpu"] * world_size if devices is None else devices)
         if len(self.devices) != world_size or any(device.type != "cpu" for device in self.devices):
-            names = [str(device) for device in self.devices]
             raise ValueError(
-                f"local_group: devices must be {world_size} times cpu (GPUs are not served yet), got {names}"
+                f"local_group: devices must be {world_size} times cpu (GPUs are not served yet), got {devices!r}"
             )
         self._ends = [
-            _Communicator(rank, world_size, seqlen * hidden_dim, tensor_dtype, rank_heads, None)
+            _Communicator(rank, world_size, int(seqlen) * int(hidden_dim), tensor_dtype, agreed["rank_heads"], None)
             for rank in range(world_size)
         ]
         _ops.all2all_share_memory([end._id for end in self._ends])
         for end in self._ends:
             end._transport = "shm"
         self._threads = ThreadPoolExecutor(world_size, thread_name_prefix="ltx_kernels.LocalGroup")
+        self._calls = threading.Lock()  # calls of two threads, mixed, would wait for each other
         self.set_timeout_seconds(timeout_seconds)
 
     @property
@@ -446,11 +452,11 @@ class LocalGroup:
 
     def _exchange(self, op: str, copy_out: bool, *arguments: Sequence[Tensor]) -> list[Any]:
         for argument in arguments:
+            if not isinstance(argument, Sequence):
+                raise TypeError(f"{op}: each argument must be a list of tensors, got {type(argument).__name__}")
             if len(argument) != len(self._ends):
                 raise ValueError(f"{op}: each list must have {len(self._ends)} tensors, got {len(argument)}")
         of_ranks = list(zip(*arguments, strict=True))
-        for end, tensors in zip(self._ends, of_ranks, strict=True):
-            end._check_call(op, tensors)  # all ranks, before one of them waits for the others
 
         def run(end: _Communicator, tensors: Sequence[Tensor]) -> Any:
             return forward_only(op, functools.partial(end._exchange, op, copy_out), *tensors)
@@ -461,7 +467,11 @@ class LocalGroup:
             with torch.set_grad_enabled(grad):
                 return run(end, tensors)
 
-        return list(self._threads.map(in_thread, self._ends, of_ranks))
+        with self._calls:
+            for end, tensors in zip(self._ends, of_ranks, strict=True):
+                _check_tensors(op, tensors)
+                end._check_call(op, tensors)  # all ranks, before one of them waits for the others
+            return list(self._threads.map(in_thread, self._ends, of_ranks))
 
 
 def transport_lacks(transport: str) -> str:
@@ -483,32 +493,68 @@ def _close(communicator: int) -> None:
 def _timeout(op: str, name: str, seconds: float | None) -> float:
     if seconds is None:
         return DEFAULT_TIMEOUT_SECONDS
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"{op}: {name} must be finite and >= 0, got {seconds}")
+    if not isinstance(seconds, Real) or not 0 <= seconds <= sys.float_info.max:
+        raise ValueError(f"{op}: {name} must be finite and >= 0, got {seconds!r}")
     return float(seconds)
+
+
+def _counts(values: Iterable[int] | None) -> Any:
+    """The values as Python integers; as they came if they are not integers, for the message."""
+    try:
+        return None if values is None else [operator.index(value) for value in values]
+    except TypeError:
+        return values
+
+
+def _is_one_a_rank(counts: Any, world_size: int) -> bool:
+    """Whether _counts found a count for each rank."""
+    return (
+        isinstance(counts, list)
+        and all(isinstance(count, int) for count in counts)
+        and len(counts) == world_size
+        and min(counts) >= 0
+        and sum(counts) <= MAX_ELEMENTS
+    )
+
+
+def _devices(values: Iterable[torch.device | str]) -> list[torch.device]:
+    """Nothing if one of them is none."""
+    try:
+        return [torch.device(value) for value in values]
+    except (TypeError, RuntimeError):
+        return []
+
+
+def _check_tensors(op: str, tensors: Sequence[Tensor]) -> None:
+    """What the ops cannot say: torch refuses these before them, or reads a pointer that is not there."""
+    for name, tensor in zip(("x",) if len(tensors) == 1 else ("q", "k", "v"), tensors, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise RuntimeError(f"{op}: {name} must be torch.strided, got {tensor.layout}")
 
 
 def _wrong_argument(rank: int, agreed: dict[str, Any], num_sms: int, timeout_seconds: float | None) -> str:
     """What is wrong with the arguments as this rank alone sees them, or an empty string."""
-    world_size, heads = agreed["world_size"], agreed["rank_heads"]
+    integers = {name: agreed[name] for name in ("world_size", "seqlen", "hidden_dim")}
+    for name, value in {**integers, "rank": rank, "num_sms": num_sms}.items():
+        if not isinstance(value, Integral):
+            return f"All2All: {name} must be an integer, got {value!r}"
+    world_size, seqlen, hidden_dim = (int(value) for value in integers.values())  # numpy's would overflow
+    elements, heads = seqlen * hidden_dim, agreed["rank_heads"]
     rules = [
         ("world_size", world_size, world_size >= 1, "be >= 1"),
         ("rank", rank, 0 <= rank < max(world_size, 1), f"be >= 0 and < {world_size}"),
-        ("seqlen", agreed["seqlen"], agreed["seqlen"] >= 0, "be >= 0"),
-        ("hidden_dim", agreed["hidden_dim"], agreed["hidden_dim"] >= 1, "be >= 1"),
-        (
-            "seqlen * hidden_dim",
-            agreed["seqlen"] * agreed["hidden_dim"],
-            agreed["seqlen"] * agreed["hidden_dim"] <= MAX_ELEMENTS,
-            f"be at most {MAX_ELEMENTS}",
-        ),
+        ("seqlen", seqlen, seqlen >= 0, "be >= 0"),
+        ("hidden_dim", hidden_dim, hidden_dim >= 1, "be >= 1"),
+        ("seqlen * hidden_dim", elements, elements <= MAX_ELEMENTS, f"be at most {MAX_ELEMENTS}"),
         ("num_sms", num_sms, num_sms >= 1, "be >= 1"),
         ("tensor_dtype", agreed["tensor_dtype"], agreed["tensor_dtype"] in DTYPES, f"be one of {DTYPES}"),
         ("transport", agreed["transport"], agreed["transport"] in TRANSPORTS, f"be one of {TRANSPORTS}"),
         (
             "rank_heads",
             heads,
-            heads is None or (len(heads) == world_size and min(heads) >= 0 and sum(heads) > 0),
+            heads is None or (_is_one_a_rank(heads, world_size) and sum(heads) > 0),
             f"be {world_size} counts >= 0, one for each rank",
         ),
     ]
@@ -529,7 +575,7 @@ def _facts(agreed: dict[str, Any], error: str) -> dict[str, Any]:
     place = folder.stat() if folder.is_dir() else None
     return {
         "error": error,
-        "agreed": agreed,
+        "agreed": None if error else agreed,  # what is wrong may be an object that cannot be sent
         "machine": (boot.read_text() if boot.exists() else platform.node(), place and (place.st_dev, place.st_ino)),
         "user": os.getuid(),
         "gpu": torch.cuda.is_available(),
