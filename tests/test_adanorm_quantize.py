@@ -192,6 +192,7 @@ GOOD = {
         ({"norm_shift": torch.zeros(16)[::2]}, "norm_shift must have a contiguous last dimension, got stride 2"),
         ({"out_dtype": torch.bfloat16}, "out_dtype must be torch.float8_e4m3fn, got torch.bfloat16"),
         ({"hd_scale": 2.0}, "hd_scale must be None or 1.0, got 2.0"),
+        ({"hd_scale": torch.ones(2)}, "hd_scale must be None or 1.0, got tensor([1., 1.])"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -347,13 +347,19 @@ def test_gemm_config_is_a_function_of_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"m": -1}, "m must be an integer, at least 0, got -1"),
-        ({"m": 1.0}, "m must be an integer, at least 0, got 1.0"),
-        ({"n": 12}, "n must be a multiple of 8, at least 8, got 12"),
-        ({"n": 0}, "n must be a multiple of 8, at least 8, got 0"),
-        ({"k": 8}, "k must be a multiple of 16, at least 16, got 8"),
-        ({"num_sms": 0}, "num_sms must be an integer, at least 1, got 0"),
-        ({"capability": 90}, "capability must be a pair such as (9, 0), got 90"),
+        ({"m": -1}, "m must be an integer from 0 to 2^30, got -1"),
+        ({"m": 1.0}, "m must be an integer from 0 to 2^30, got 1.0"),
+        ({"m": 2**30 + 1}, "m must be an integer from 0 to 2^30, got 1073741825"),
+        ({"n": 12}, "n must be a multiple of 8 from 8 to 2^30, got 12"),
+        ({"n": 0}, "n must be a multiple of 8 from 8 to 2^30, got 0"),
+        ({"k": 8}, "k must be a multiple of 16 from 16 to 2^30, got 8"),
+        ({"k": 2**64}, "k must be a multiple of 16 from 16 to 2^30, got 18446744073709551616"),
+        ({"num_sms": 0}, "num_sms must be an integer from 1 to 2^30, got 0"),
+        ({"num_sms": 2**32}, "num_sms must be an integer from 1 to 2^30, got 4294967296"),
+        *(
+            ({"capability": value}, f"capability must be a pair such as (9, 0), got {value!r}")
+            for value in (90, (9,), (9, 0, 0), (9.0, 0), ("9", 0), (9, None), (8, 10), (10, -10))
+        ),
         ({"capability": (7, 5)}, "capability must be one with a kernel of fp8_gemm, got 7.5"),
     ],
 )

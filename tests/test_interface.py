@@ -5,6 +5,7 @@ What is written here is what callers rely on: a change of it breaks them.
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from importlib import metadata
 
@@ -196,10 +197,15 @@ def test_set_backend_knows_each_op_and_linear() -> None:
         blockwise.set_backend(op, "cpu")
         assert blockwise.get_backend(op, "cpu") == "cpu"
         blockwise.set_backend(op, None)
-    with pytest.raises(ValueError, match="^set_backend: op must be one of rms_norm_rope, .*, got 'nonsense'$"):
-        blockwise.set_backend("nonsense", "cpu")
-    with pytest.raises(ValueError, match="^get_backend: op must be one of rms_norm_rope, .*, got 'nonsense'$"):
-        blockwise.get_backend("nonsense", "cpu")
+    for op in ("nonsense", ["quantize"], None):
+        got = re.escape(repr(op))
+        with pytest.raises(ValueError, match=f"^set_backend: op must be one of rms_norm_rope, .*, got {got}$"):
+            blockwise.set_backend(op, "cpu")
+        with pytest.raises(ValueError, match=f"^get_backend: op must be one of rms_norm_rope, .*, got {got}$"):
+            blockwise.get_backend(op, "cpu")
+    for device in ("moon", None, 2.5):
+        with pytest.raises(ValueError, match=f"^get_backend: device must be one that torch knows, got {device!r}$"):
+            blockwise.get_backend("quantize", device)
 
 
 def test_a_forced_backend_holds_in_a_compiled_graph() -> None:

@@ -397,6 +397,18 @@ def test_dequantizing(cls: type[Layer], dtype: torch.dtype) -> None:
 
 
 @both
+@pytest.mark.parametrize("backend", ["dequantize", None])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_autocast_changes_nothing(cls: type[Layer], dtype: torch.dtype, backend: str | None) -> None:
+    layer = make_layer(cls)
+    x = torch.randn(3, 272, dtype=dtype)
+    set_backend("linear", backend)
+    expected = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), expected)
+
+
+@both
 @pytest.mark.parametrize("pair", [False, True])
 def test_dequantizing_holds_one_tile_of_the_weight(cls: type[Layer], pair: bool) -> None:
     """What it holds besides its result does not grow with the weight."""
@@ -425,6 +437,7 @@ PAIR = blockwise_quantize(torch.ones(3, 272))
         (torch.randn(3, 0), r"x must have a last size of 272, got \[3, 0\]"),
         (torch.randn(3, 136), r"x must have a last size of 272, got \[3, 136\]"),
         (torch.tensor(1.0), r"x must have a last size of 272, got \[\]"),
+        (torch.ones(2, 272).to_sparse(), r"x must be torch.strided, got torch.sparse_coo"),
         (torch.ones(2, 272, device="meta"), "x must be on cpu like weight, got meta"),
         (None, r"x must be a tensor or a tuple \(q, scales\), got NoneType"),
         ([*PAIR], r"x must be a tensor or a tuple \(q, scales\), got list"),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -246,10 +247,11 @@ def test_names_that_callers_know() -> None:
         (torch.zeros(4, 4).t(), None, "x must have a contiguous last dimension, got stride 4"),
         (torch.zeros(2, 4)[:, ::2], None, "x must have a contiguous last dimension, got stride 2"),
         (torch.zeros(2, 2), "relu", "gelu must be None, 'tanh' or 'sigmoid', got 'relu'"),
+        (torch.zeros(2, 2), ["tanh"], "gelu must be None, 'tanh' or 'sigmoid', got ['tanh']"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_messages(x: Tensor, gelu: str | None, message: str) -> None:
+def test_messages(x: Tensor, gelu: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{re.escape(f'quantize: {message}')}$"):
         blockwise_quantize(x, gelu=gelu)
 

@@ -51,8 +51,7 @@ def set_backend(op: str, backend: str | None) -> None:
     Raises:
         ValueError: an unknown op, or a backend that the op has no code for.
     """
-    if op not in BACKENDS:
-        raise ValueError(f"set_backend: op must be one of {', '.join(BACKENDS)}, got {op!r}")
+    _check_op("set_backend", op)
     if backend is None:
         _forced.pop(op, None)
     elif backend in BACKENDS[op]:
@@ -70,18 +69,25 @@ def get_backend(op: str, device: torch.device | str) -> str:
         device: where the call's tensors are. On "meta" every op gives shapes alone.
 
     Raises:
-        ValueError: an unknown op.
+        ValueError: an unknown op or device.
         RuntimeError: no backend can run it there; the message says why.
     """
-    if op not in BACKENDS:
-        raise ValueError(f"get_backend: op must be one of {', '.join(BACKENDS)}, got {op!r}")
-    device = torch.device(device)
+    _check_op("get_backend", op)
+    try:
+        device = torch.device(device)
+    except (TypeError, RuntimeError):
+        raise ValueError(f"get_backend: device must be one that torch knows, got {device!r}") from None
     if op == "linear":
         return linear_backend(device)
     backend, reason = _backend(op, device)
     if not backend:
         raise RuntimeError(f"{op}: {reason}")
     return backend
+
+
+def _check_op(function: str, op: object) -> None:
+    if not isinstance(op, str) or op not in BACKENDS:
+        raise ValueError(f"{function}: op must be one of {', '.join(BACKENDS)}, got {op!r}")
 
 
 def linear_backend(device: torch.device) -> str:

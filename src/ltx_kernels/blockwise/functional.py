@@ -206,7 +206,7 @@ def blockwise_quantize(x: Tensor, *, gelu: str | None = None) -> tuple[Tensor, T
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    if gelu not in _GELU_FORMS:
+    if not isinstance(gelu, (str, type(None))) or gelu not in _GELU_FORMS:
         raise RuntimeError(f"quantize: gelu must be None, 'tanh' or 'sigmoid', got {gelu!r}")
     return route(_ops.quantize.default)(x, _GELU_FORMS[gelu])
 
@@ -324,9 +324,9 @@ def blockwise_quantize_adanorm_triton(
     Raises:
         RuntimeError: an argument breaks a rule above; the message names it, the rule and the value.
     """
-    if out_dtype != torch.float8_e4m3fn:
+    if out_dtype is not torch.float8_e4m3fn:
         raise RuntimeError(f"adanorm_quantize: out_dtype must be torch.float8_e4m3fn, got {out_dtype}")
-    if hd_scale is not None and hd_scale != 1.0:
+    if hd_scale is not None and not (isinstance(hd_scale, (float, int)) and hd_scale == 1.0):
         raise RuntimeError(f"adanorm_quantize: hd_scale must be None or 1.0, got {hd_scale}")
     return route(_ops.adanorm_quantize.default)(x, w, norm_scale, norm_shift)
 

@@ -4,7 +4,7 @@ import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +27,7 @@ from ltx_kernels.blockwise.functional import (
 FP8 = torch.float8_e4m3fn
 BLOCK_SIZE = 128
 TILE_ROWS = 4 * BLOCK_SIZE  # of a weight that is dequantized at a time
+MAX_SIZE = 2**30  # of a product on a GPU
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -117,10 +118,11 @@ def gemm_config(
     if capability is None:
         capability = torch.cuda.get_device_capability()
     for name, value, least, factor in (("m", m, 0, 1), ("n", n, 8, 8), ("k", k, 16, 16), ("num_sms", num_sms, 1, 1)):
-        if not isinstance(value, Integral) or value < least or value % factor != 0:
-            rule = f"be a multiple of {factor}, at least {least}" if factor > 1 else f"be an integer, at least {least}"
-            raise RuntimeError(f"gemm_config: {name} must {rule}, got {value!r}")
-    if not isinstance(capability, tuple) or len(capability) != 2:
+        if not isinstance(value, Integral) or not least <= value <= MAX_SIZE or value % factor != 0:
+            kind = f"a multiple of {factor}" if factor > 1 else "an integer"
+            raise RuntimeError(f"gemm_config: {name} must be {kind} from {least} to 2^30, got {value!r}")
+    pair = isinstance(capability, tuple) and len(capability) == 2
+    if not pair or not all(isinstance(part, Integral) and 0 <= part < end for part, end in zip(capability, (100, 10))):
         raise RuntimeError(f"gemm_config: capability must be a pair such as (9, 0), got {capability!r}")
     major, minor = capability
     config = _ops.fp8_gemm_config(m, n, k, num_sms, 10 * major + minor)
@@ -237,6 +239,8 @@ class _BlockwiseLinear(nn.Module):
         values = pair_of("linear", "x", x)[0] if isinstance(x, tuple) else x
         if not isinstance(values, Tensor):
             raise TypeError(f"linear: x must be a tensor or a tuple (q, scales), got {_kind(x)}")
+        if values.layout != torch.strided:
+            raise RuntimeError(f"linear: x must be torch.strided, got {values.layout}")
         if values.dim() == 0 or values.shape[-1] != self.in_features:
             raise RuntimeError(f"linear: x must have a last size of {self.in_features}, got {list(values.shape)}")
         if values.device != device:
@@ -265,13 +269,14 @@ class _BlockwiseLinear(nn.Module):
             raise RuntimeError(f"linear: x must be bfloat16, float16 or float32, got {x.dtype}")
         self._check_parameters(weight, scale, bias)
         out = x.new_empty((*x.shape[:-1], self.out_features))
-        for rows in self._tiles():
-            # Without a name for the tile: it would live on beside the next one.
-            out[..., rows] = nn.functional.linear(
-                x,
-                self._dequantized(weight, scale, rows).to(x.dtype),
-                None if bias is None else bias[rows].to(x.dtype),
-            )
+        with _without_autocast(x.device):
+            for rows in self._tiles():
+                # Without a name for the tile: it would live on beside the next one.
+                out[..., rows] = nn.functional.linear(
+                    x,
+                    self._dequantized(weight, scale, rows).to(x.dtype),
+                    None if bias is None else bias[rows].to(x.dtype),
+                )
         return out
 
     def _check_parameters(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
@@ -464,6 +469,11 @@ def _view(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         _views[parameter] = weakref.ref(view)
         _views[view] = weakref.ref(parameter)
     return view
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Torch's products in their inputs' dtype: the other backends do not follow autocast either."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def _scale_rows(rows: slice) -> slice:
