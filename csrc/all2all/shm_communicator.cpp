@@ -28,7 +28,7 @@ void store_release(uint64_t& word, uint64_t value) { std::atomic_ref(word).store
 
 int slot_of(uint64_t epoch) { return static_cast<int>(epoch % kNumSlots); }
 
-// Waits a little longer each time: peers may need this core, and a peer may be slower by seconds.
+// Waits a little longer each time, up to a millisecond: peers may need this core, and a peer may be slower by seconds.
 class Patience {
  public:
   void wait() {
@@ -37,13 +37,13 @@ class Patience {
     if (rounds_ < 2000) {
       sched_yield();
     } else {
-      const timespec pause{.tv_sec = 0, .tv_nsec = 50000};
+      const timespec pause{.tv_sec = 0, .tv_nsec = std::min((rounds_ - 1900) * 500L, 1'000'000L)};
       nanosleep(&pause, nullptr);
     }
   }
 
  private:
-  int rounds_ = 0;
+  int64_t rounds_ = 0;
 };
 
 void copy_bytes(std::byte* target, const std::byte* source, int64_t bytes) {
