@@ -4,6 +4,9 @@ Ratios are against `torch._scaled_mm` with one scale a tensor and fast accumulat
 contenders of a size share one state of the chip. Alone (--alone), each runs by itself for 0.4 s: at the power limit the
 one that needs more energy per product gets the lower clock, as it does in a model, which runs one kernel at a time.
 
+With few rows (--few-rows) a product takes as long as b takes to come, so a kernel that reads b and does no more is the
+measure there.
+
 --sm89 adds the kernel for mma.sync, which tests alone reach on a GPU of compute capability 9.0: the instruction is
 emulated there, so its speed says nothing about the GPUs that it is for.
 """
@@ -20,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from harness import capture, num_sets, time_in_turn
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +48,7 @@ ALONE_SIZES = [
 ]
 OTHER_WIDTHS = [(5120, 2560), (1280, 6144), (3072, 1024), (10240, 4096)]  # that nobody tuned for
 OTHER_SIZES = [(m, n, k) for m in (1, 16, 64, 256, 512, 2048, 8192) for n, k in OTHER_WIDTHS]
+FEW_ROWS_SIZES = [(m, n, k) for m in (1, 16) for n, k in (*WIDTHS, *OTHER_WIDTHS)]
 SM89_SIZES = [(4096, 4096, 4096), (1024, 4096, 4096)]
 CEILING_SIZE = (8192, 8192, 16384)
 
@@ -52,7 +58,9 @@ UNSCALED = (BASELINE, SLOW_BASELINE, BF16)
 OURS = "ltx-kernels"
 SM89 = "SM89 kernel, forced"
 MINE = (OURS, SM89)
-IN_TURN, ALONE, WITH_SM89 = "in turn", "alone", "in turn, with the SM89 kernel"
+READ = "reading b"
+IN_TURN, ALONE, FEW_ROWS, WITH_SM89 = "in turn", "alone", "in turn, few rows", "in turn, with the SM89 kernel"
+READ_BLOCK = 8192  # 32-bit words of a block of threads
 CALLS = 12  # of a graph
 MAX_OUTPUT_BYTES = 4e9  # of a graph
 MAX_ERROR = 1.75e-3  # of bf16 output: rounding
@@ -78,8 +86,22 @@ class Row:
     contender: str
     microseconds: float
     tflops: float
-    ratio: float  # the baseline's time to this one's
+    ratio: float  # the baseline's time to this one's; with few rows the reading kernel's
     error: float  # relative, against float64
+
+
+@triton.jit
+def read_kernel(words, largest, count, block: tl.constexpr):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(largest + tl.program_id(0), tl.max(tl.load(words + at, at < count, -(2**31))))
+
+
+def read(inputs: Inputs) -> Tensor:
+    """The largest of each READ_BLOCK of the 32-bit words of b."""
+    words = inputs.b.view(torch.int32)
+    largest = torch.empty(triton.cdiv(words.numel(), READ_BLOCK), dtype=torch.int32, device="cuda")
+    read_kernel[(len(largest),)](words, largest, words.numel(), READ_BLOCK)
+    return largest
 
 
 def blocks(size: int) -> int:
@@ -161,7 +183,16 @@ def verified(inputs: Inputs, mode: str) -> dict[str, tuple[Callable[[Inputs], Te
         assert right or name not in MINE, f"{name}, {inputs.a.shape} x {inputs.b.shape}: relative error {error}"
         if right or not scaled:
             found[name] = call, error
+    if mode == FEW_ROWS:
+        words = inputs.b.view(torch.int32).flatten()
+        expected = torch.stack([part.max() for part in words.split(READ_BLOCK)])
+        assert torch.equal(read(inputs), expected), f"{READ}, {inputs.b.shape}: wrong values"
+        found[READ] = read, 0.0
     return found
+
+
+def baseline_of(mode: str) -> str:
+    return READ if mode == FEW_ROWS else BASELINE
 
 
 def time_alone(calls: Sequence[Callable[[], Any]]) -> float:
@@ -195,7 +226,9 @@ def bench_size(m: int, n: int, k: int, mode: str) -> list[Row]:
     else:
         seconds = time_in_turn(calls)
     return [
-        Row(m, n, k, mode, name, time * 1e6, 2e-12 * m * n * k / time, seconds[BASELINE] / time, found[name][1])
+        Row(
+            m, n, k, mode, name, time * 1e6, 2e-12 * m * n * k / time, seconds[baseline_of(mode)] / time, found[name][1]
+        )
         for name, time in seconds.items()
     ]
 
@@ -208,7 +241,9 @@ def print_table(rows: list[Row], console: Console) -> None:
     names = list(dict.fromkeys(row.contender for row in rows))
     sizes = list(dict.fromkeys((row.m, row.n, row.k) for row in rows))
     by_key = {(row.m, row.n, row.k, row.contender): row for row in rows}
-    table = Table(title=f"TFLOP/s and ratio to {BASELINE}, {rows[0].mode}: {torch.cuda.get_device_name()}")
+    table = Table(
+        title=f"TFLOP/s and ratio to {baseline_of(rows[0].mode)}, {rows[0].mode}: {torch.cuda.get_device_name()}"
+    )
     for heading in ("m x n x k", *names, "error", "tile, cluster, split"):
         table.add_column(heading, justify="right")
     for size in sizes:
@@ -255,6 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alone", action="store_true", help="time each contender by itself too, at six sizes")
     parser.add_argument("--other", action="store_true", help="time sizes of no LTX-2 layer too")
+    parser.add_argument("--few-rows", action="store_true", help="time 1 and 16 rows too, against reading b")
     parser.add_argument("--sm89", action="store_true", help="time the kernel for mma.sync too, forced, at two sizes")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     parser.add_argument("--png", type=Path, help="draw TFLOP/s over m")
@@ -267,6 +303,8 @@ def main() -> None:
         plans.append((OTHER_SIZES, IN_TURN))
     if arguments.alone:
         plans.append((ALONE_SIZES, ALONE))
+    if arguments.few_rows:
+        plans.append((FEW_ROWS_SIZES, FEW_ROWS))
     if arguments.sm89:
         plans.append((SM89_SIZES, WITH_SM89))
     reports = []
