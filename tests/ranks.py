@@ -4,6 +4,7 @@ A fork server that has imported torch forks them, so that a process starts in mi
 process: any rank may die.
 """
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -35,16 +36,24 @@ class Failed(AssertionError):
     """A rank raised what its test did not expect."""
 
 
-def run(world_size: int, body: Callable[..., Any], *arguments: Any, kill: dict[int, float] | None = None) -> list[Any]:
+def run(
+    world_size: int,
+    body: Callable[..., Any],
+    *arguments: Any,
+    kill: dict[int, float] | None = None,
+    gpu: bool = False,
+) -> list[Any]:
     """body(rank, world_size, *arguments) on each rank; the results, None of a rank that died.
 
     kill: seconds after the ranks' first message (``ready()``) at which a rank is killed.
+    gpu: the ranks see this machine's GPUs.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     for rank in range(world_size):
         pipe, end = _context.Pipe()
-        process = _context.Process(target=_main, args=(rank, world_size, store.port, end, body, arguments), daemon=True)
+        arguments_of_main = (rank, world_size, store.port, end, gpu, body, arguments)
+        process = _context.Process(target=_main, args=arguments_of_main, daemon=True)
         process.start()
         end.close()
         processes.append(process)
@@ -94,7 +103,7 @@ def run(world_size: int, body: Callable[..., Any], *arguments: Any, kill: dict[i
 
 
 _pipe: Connection
-_create_memory_op = torch.ops.ltx_kernels.all2all_create_memory
+_create_ops = {name: getattr(torch.ops.ltx_kernels, name) for name in ("all2all_create_memory", "all2all_create_board")}
 
 
 def ready() -> None:
@@ -112,18 +121,22 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _create_memory(communicator: int) -> str:
-    name: str = _create_memory_op(communicator)
+def _create(op: str, communicator: int) -> str:
+    name: str = _create_ops[op](communicator)
     _pipe.send(("file", name))
     return name
 
 
-def _main(rank: int, world_size: int, port: int, pipe: Connection, body: Callable[..., Any], arguments: Any) -> None:
+def _main(
+    rank: int, world_size: int, port: int, pipe: Connection, gpu: bool, body: Callable[..., Any], arguments: Any
+) -> None:
     global _pipe
     _pipe = pipe
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU processes on a machine with GPUs too
+    if not gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # CPU processes on a machine with GPUs too
     torch.set_num_threads(1)
-    torch.ops.ltx_kernels.all2all_create_memory = _create_memory
+    for op in _create_ops:
+        setattr(torch.ops.ltx_kernels, op, functools.partial(_create, op))
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         dist.init_process_group(

@@ -71,7 +71,12 @@ class Group:
         return [results[i : i + each] for i in range(0, len(results), each)]
 
     def check(self) -> None:
-        _ops.all2all_check_gpus(self.ids)
+        for communicator in self.ids:
+            _ops.all2all_check(communicator)
+
+    def set_timeout(self, seconds: float) -> None:
+        for communicator in self.ids:
+            _ops.all2all_set_timeout(communicator, seconds)
 
     def close(self) -> None:
         for communicator in self.ids:
@@ -244,7 +249,7 @@ def test_absent_ranks_are_named_in_time(op: str, groups: list[Group]) -> None:
     groups.append(group)
     inputs = group.inputs(op, 0)
     group.exchange(op, inputs)
-    _ops.all2all_set_timeout_of_gpus(group.ids, TIMEOUT_SECONDS)
+    group.set_timeout(TIMEOUT_SECONDS)
     torch.cuda.synchronize()
     begin = time.monotonic()
     group.exchange(op, [inputs[0], inputs[2]], ranks=(0, 2))
@@ -253,10 +258,11 @@ def test_absent_ranks_are_named_in_time(op: str, groups: list[Group]) -> None:
     for rank in (0, 2):
         message = f"^{op}: rank {rank} waited in vain for ranks 1 and 3 \\(call 2, timeout 0.2 s\\)"
         with pytest.raises(RuntimeError, match=message):
-            _ops.all2all_check_gpus([group.ids[rank]])
+            _ops.all2all_check(group.ids[rank])
         with pytest.raises(RuntimeError, match=message):
             group.exchange(op, [inputs[rank]], ranks=(rank,))
-    _ops.all2all_check_gpus([group.ids[1], group.ids[3]])
+    for rank in (1, 3):
+        _ops.all2all_check(group.ids[rank])
 
 
 def test_result_that_its_owner_has_not_consumed_is_not_overwritten(groups: list[Group]) -> None:
@@ -265,7 +271,7 @@ def test_result_that_its_owner_has_not_consumed_is_not_overwritten(groups: list[
     groups.append(group)
     inputs = group.inputs("allgather", 0)
     group.exchange("allgather", inputs)
-    _ops.all2all_set_timeout_of_gpus(group.ids, TIMEOUT_SECONDS)
+    group.set_timeout(TIMEOUT_SECONDS)
     graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
     for graph in graphs:  # of either slot, so that rank 0 is back at rank 1's
         with torch.cuda.graph(graph):
@@ -274,7 +280,7 @@ def test_result_that_its_owner_has_not_consumed_is_not_overwritten(groups: list[
     inputs[0][0].copy_(group.inputs("allgather", 1)[0][0])
     graphs[0].replay()
     with pytest.raises(RuntimeError, match="^allgather: rank 0 waited in vain for rank 1 \\(call 3, timeout 0.2 s\\)"):
-        _ops.all2all_check_gpus([group.ids[0]])
+        _ops.all2all_check(group.ids[0])
     assert_equal(results[1:], group.expected("allgather", 0)[1:])
 
 
@@ -290,7 +296,7 @@ def test_ranks_that_disagree_both_say_so(groups: list[Group]) -> None:
             "got others \\(call 1\\)"
         )
         with pytest.raises(RuntimeError, match=message):
-            _ops.all2all_check_gpus([group.ids[rank]])
+            _ops.all2all_check(group.ids[rank])
 
 
 def test_view_outlives_the_group(groups: list[Group]) -> None:

@@ -176,13 +176,13 @@ std::string message_of(const Status& status, double timeout_seconds) {
   const std::string rank = std::to_string(status.rank);
   const std::string peers = names_of(status.peers);
   const bool one = __builtin_popcount(status.peers) == 1;
-  const std::string call = "(call " + std::to_string(status.epoch);
+  const std::string call = "call " + std::to_string(status.epoch);
   if (status.kind == Status::Kind::kMismatch) {
     return op + ": ranks " + rank + (one ? " and " : ", ") + peers +
-           " must agree on op, rank_tokens, shape, heads and dtype, got others " + call + ")";
+           " must agree on op, rank_tokens, shape, heads and dtype, got others (" + call + ")";
   }
-  return op + ": rank " + rank + " waited in vain for " + (one ? "rank " : "ranks ") + peers + " " + call +
-         ", timeout " + number_to_string(timeout_seconds) + " s)";
+  return op + ": rank " + rank + " waited in vain for " + (one ? "rank " : "ranks ") + peers + " (" +
+         (status.epoch == 0 ? "" : call + ", ") + "timeout " + number_to_string(timeout_seconds) + " s)";
 }
 
 }  // namespace ltx

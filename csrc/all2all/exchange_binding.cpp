@@ -1,4 +1,5 @@
 #include "all2all/exchange_binding.h"
+#include "all2all/gpu_communicator.h"
 #include "all2all/registry.h"
 
 namespace ltx {
@@ -71,7 +72,11 @@ void unlink_memory(int64_t id) {
   shm_of(kOpen, *communicator).memory()->unlink();
 }
 
-void release_memory(int64_t id) { find_communicator(kOpen, id)->shm.reset(); }
+void release_memory(int64_t id) {
+  const auto communicator = find_communicator(kOpen, id);
+  communicator->shm.reset();
+  communicator->board.reset();
+}
 
 void reserve_allgather(int64_t id) {
   const auto communicator = find_communicator(kOpen, id);
@@ -88,6 +93,9 @@ void set_timeout(int64_t id, double seconds) {
   const auto communicator = find_communicator("set_timeout_seconds", id);
   const std::lock_guard lock(communicator->calls);
   if (communicator->shm) communicator->shm->set_timeout(seconds);
+  if constexpr (kBuiltCuda) {
+    if (communicator->gpu) communicator->gpu->set_timeout(seconds);
+  }
 }
 
 int64_t status(int64_t id) {
@@ -98,13 +106,22 @@ int64_t status(int64_t id) {
     return 0;  // asked after an error, which is this one
   }
   const std::lock_guard lock(communicator->calls);
-  return communicator->shm ? static_cast<int64_t>(pack(communicator->shm->status())) : 0;
+  Status found = communicator->shm ? communicator->shm->status() : communicator->set_up;
+  if constexpr (kBuiltCuda) {
+    if (communicator->gpu) found = communicator->gpu->status();
+  }
+  return static_cast<int64_t>(pack(found));
 }
 
 void check(int64_t id) {
   const auto communicator = find_communicator("check", id);
   const std::lock_guard lock(communicator->calls);  // waits for a call of another thread
   if (communicator->shm) communicator->shm->check();
+  if constexpr (kBuiltCuda) {
+    if (!communicator->gpu) return;
+    communicator->gpu->synchronize();
+    communicator->gpu->check();
+  }
 }
 
 void close_communicator(int64_t id) { remove_communicator(id); }

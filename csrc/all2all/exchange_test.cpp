@@ -179,6 +179,8 @@ TEST(Exchange, MessagesNameRanks) {
             "gather_heads: ranks 1 and 2 must agree on op, rank_tokens, shape, heads and dtype, got others (call 9)");
   status.peers = 0b1101;
   EXPECT_EQ(message_of(status, 10).substr(0, 44), "gather_heads: ranks 1, 0, 2 and 3 must agree");
+  const Status in_set_up{.kind = Status::Kind::kTimeout, .rank = 1, .peers = 0b101};
+  EXPECT_EQ(message_of(in_set_up, 3), "All2All: rank 1 waited in vain for ranks 0 and 2 (timeout 3 s)");
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 #include "all2all/exchange_binding.h"
 #include "all2all/gpu_communicator.h"
+#include "all2all/ipc_workspaces.h"
 #include "all2all/registry.h"
 #include "common/device.h"
 
-// Ranks of one process on GPUs. These ops are the package's own: no public call reaches them.
+// Ranks on GPUs, of one process and of several. These ops are the package's own: no public call reaches them.
 namespace ltx {
 namespace {
 
@@ -75,37 +76,67 @@ std::vector<Tensor> exchange_on_gpus(const std::vector<Tensor>& tensors, int64_t
   return all;
 }
 
-void check_gpus(const std::vector<int64_t>& ids) {
-  if constexpr (kBuiltCuda) {
-    for (const int64_t id : ids) {
-      const auto communicator = find_communicator("check", id);
-      communicator->gpu->synchronize();
-      communicator->gpu->check();
+std::string create_board(int64_t id) {
+  const auto communicator = find_communicator(kOpen, id);
+  communicator->board = IpcBoard::create(communicator->member.rank, communicator->member.world_size);
+  return communicator->board->name();
+}
+
+void open_board(int64_t id, const std::string& name) {
+  const auto communicator = find_communicator(kOpen, id);
+  communicator->board = IpcBoard::open(name, communicator->member.rank, communicator->member.world_size);
+}
+
+// Of all ranks, whose processes have the board.
+void share_gpu(int64_t id, int64_t device, int64_t num_sms, bool allgather, double timeout_seconds) {
+  const auto communicator = find_communicator(kOpen, id);
+  const Member& member = communicator->member;
+  communicator->board->unlink();  // all have it
+  try {
+    if constexpr (kBuiltCuda) {
+      const int64_t result_bytes = aligned_bytes(member.max_elements * size_of(member.dtype));
+      auto workspaces =
+          std::make_shared<IpcWorkspaces>(communicator->board, member.rank, member.world_size, static_cast<int>(device),
+                                          result_bytes * (allgather ? member.world_size : 1), timeout_seconds);
+      std::shared_ptr<GpuCommunicator> gpu;
+      communicator->board->round(timeout_seconds, [&](IpcPost&) {
+        gpu = std::make_shared<GpuCommunicator>(workspaces, member.rank, static_cast<int>(num_sms), result_bytes);
+      });
+      communicator->gpu = std::move(gpu);
+    } else {
+      communicator->board->round(timeout_seconds,
+                                 [](IpcPost&) { throw std::runtime_error("this build has no CUDA code"); });
     }
+  } catch (const IpcAbsence& absence) {
+    communicator->set_up = absence.status;
+    throw ExchangeError(message_of(absence.status, timeout_seconds));
   }
 }
 
-void set_timeout_of_gpus(const std::vector<int64_t>& ids, double seconds) {
+void part_gpu(int64_t id) {
   if constexpr (kBuiltCuda) {
-    for (const int64_t id : ids) {
-      const auto communicator = find_communicator("set_timeout_seconds", id);
-      const std::lock_guard lock(communicator->calls);
-      communicator->gpu->set_timeout(seconds);
-    }
+    const auto communicator = find_communicator("destroy", id);
+    const std::lock_guard lock(communicator->calls);
+    communicator->gpu->part();
+    communicator->gpu->check();
   }
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ltx_kernels, m) {
   m.def("all2all_share_gpus(int[] communicators, int[] devices, int num_sms) -> ()");
   m.def("all2all_exchange_on_gpus(Tensor[] tensors, int op, int[] communicators, bool copy_out) -> Tensor[]");
-  m.def("all2all_check_gpus(int[] communicators) -> ()");
-  m.def("all2all_set_timeout_of_gpus(int[] communicators, float seconds) -> ()");
+  m.def("all2all_create_board(int communicator) -> str");
+  m.def("all2all_open_board(int communicator, str name) -> ()");
+  m.def("all2all_share_gpu(int communicator, int device, int num_sms, bool allgather, float timeout_seconds) -> ()");
+  m.def("all2all_part_gpu(int communicator) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(ltx_kernels, CompositeExplicitAutograd, m) {
   m.impl("all2all_share_gpus", TORCH_BOX(&share_gpus));
   m.impl("all2all_exchange_on_gpus", TORCH_BOX(&exchange_on_gpus));
-  m.impl("all2all_check_gpus", TORCH_BOX(&check_gpus));
-  m.impl("all2all_set_timeout_of_gpus", TORCH_BOX(&set_timeout_of_gpus));
+  m.impl("all2all_create_board", TORCH_BOX(&create_board));
+  m.impl("all2all_open_board", TORCH_BOX(&open_board));
+  m.impl("all2all_share_gpu", TORCH_BOX(&share_gpu));
+  m.impl("all2all_part_gpu", TORCH_BOX(&part_gpu));
 }
 
 }  // namespace

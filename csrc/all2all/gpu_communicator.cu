@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "all2all/gpu_communicator.h"
@@ -61,34 +62,70 @@ GpuMemory::GpuMemory(int device, int64_t bytes) : device_(device) {
                                           std::to_string(device) + ": " + cudaGetErrorString(allocated));
 }
 
-GpuMemory::~GpuMemory() {
+GpuMemory::GpuMemory(int device, const IpcHandle& handle) : device_(device), opened_(true) {
   const CurrentDevice current(device_);
-  cudaFree(data_);  // waits for kernels that use it
+  cudaIpcMemHandle_t cuda_handle;
+  static_assert(sizeof(cuda_handle) == sizeof(handle));
+  std::memcpy(&cuda_handle, handle.data(), sizeof(cuda_handle));
+  const cudaError_t opened =
+      cudaIpcOpenMemHandle(reinterpret_cast<void**>(&data_), cuda_handle, cudaIpcMemLazyEnablePeerAccess);
+  cudaGetLastError();  // must not be found by a later launch
+  LTX_CHECK(opened == cudaSuccess,
+            std::string("All2All: cannot open another process's GPU memory: ") + cudaGetErrorString(opened));
 }
 
-GpuWorkspaces::GpuWorkspaces(std::vector<int> devices, int64_t result_bytes) : devices_(std::move(devices)) {
-  check_peer_access(devices_);
-  for (const int device : devices_) {
-    const CurrentDevice current(device);
-    controls_.push_back(std::make_shared<GpuMemory>(device, sizeof(Control)));
-    LTX_CUDA_CHECK(cudaMemset(controls_.back()->data(), 0, sizeof(Control)), kOpen);
-    LTX_CUDA_CHECK(cudaDeviceSynchronize(), kOpen);  // before a peer writes there
-    load_exchange_kernels();
+GpuMemory::~GpuMemory() {
+  const CurrentDevice current(device_);
+  if (opened_) {
+    cudaIpcCloseMemHandle(data_);
+  } else {
+    cudaFree(data_);  // waits for kernels that use it
   }
-  grow(aligned_bytes(result_bytes));
+}
+
+IpcHandle GpuMemory::handle() const {
+  cudaIpcMemHandle_t cuda_handle;
+  LTX_CUDA_CHECK(cudaIpcGetMemHandle(&cuda_handle, data_), kOpen);
+  IpcHandle handle;
+  std::memcpy(handle.data(), &cuda_handle, sizeof(cuda_handle));
+  return handle;
+}
+
+GpuWorkspaces::GpuWorkspaces(std::vector<int> devices, std::shared_ptr<const void> last)
+    : last_(std::move(last)), devices_(std::move(devices)) {}
+
+GpuWorkspaces::GpuWorkspaces(std::vector<int> devices, int64_t result_bytes)
+    : GpuWorkspaces(std::move(devices), nullptr) {
+  check_peer_access(devices_);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    controls_.push_back(std::make_shared<GpuMemory>(device(rank), sizeof(Control)));
+    clear_control(rank);
+  }
+  begin_call(0, aligned_bytes(result_bytes), 0);
+}
+
+void GpuWorkspaces::clear_control(int rank) const {
+  const CurrentDevice current(device(rank));
+  LTX_CUDA_CHECK(cudaMemset(control(rank), 0, sizeof(Control)), kOpen);
+  LTX_CUDA_CHECK(cudaDeviceSynchronize(), kOpen);  // before a peer writes there
+  load_exchange_kernels();
 }
 
 Control* GpuWorkspaces::control(int rank) const { return reinterpret_cast<Control*>(controls_[rank]->data()); }
 
 std::byte* GpuWorkspaces::slot(int rank, int slot_idx) const { return slots_[rank]->data() + slot_idx * slot_bytes_; }
 
-void GpuWorkspaces::grow(int64_t slot_bytes) {
+void GpuWorkspaces::begin_call(uint64_t /*hash*/, int64_t slot_bytes, double /*timeout_seconds*/) {
   if (!slots_.empty() && slot_bytes <= slot_bytes_) return;
   std::vector<std::shared_ptr<GpuMemory>> grown;
   grown.reserve(devices_.size());
   for (const int device : devices_) grown.push_back(std::make_shared<GpuMemory>(device, kNumSlots * slot_bytes));
+  replace_slots(std::move(grown), slot_bytes);
+}
+
+void GpuWorkspaces::replace_slots(std::vector<std::shared_ptr<GpuMemory>> slots, int64_t slot_bytes) {
   outgrown_.insert(outgrown_.end(), slots_.begin(), slots_.end());
-  slots_ = std::move(grown);
+  slots_ = std::move(slots);
   slot_bytes_ = slot_bytes;
 }
 
@@ -98,17 +135,17 @@ GpuCommunicator::GpuCommunicator(std::shared_ptr<GpuWorkspaces> workspaces, int 
       num_sms_(std::min(num_sms, cuda_num_sms(workspaces_->device(rank)))),
       result_bytes_(aligned_bytes(result_bytes)) {
   const CurrentDevice current(workspaces_->device(rank_));
-  LTX_CUDA_CHECK(cudaHostAlloc(&death_, sizeof(uint64_t), cudaHostAllocPortable | cudaHostAllocMapped), kOpen);
-  *death_ = 0;
+  LTX_CUDA_CHECK(cudaHostAlloc(&host_, sizeof(HostWords), cudaHostAllocPortable | cudaHostAllocMapped), kOpen);
+  *host_ = {};
 }
 
 GpuCommunicator::~GpuCommunicator() {
+  part();  // kernels use the words, and the workspaces of ranks on other devices
   const CurrentDevice current(workspaces_->device(rank_));
-  cudaDeviceSynchronize();  // kernels use it, and the workspaces of ranks on other devices
-  cudaFreeHost(death_);
+  cudaFreeHost(host_);
 }
 
-Status GpuCommunicator::status() const { return unpack(__atomic_load_n(death_, __ATOMIC_ACQUIRE)); }
+Status GpuCommunicator::status() const { return unpack(__atomic_load_n(&host_->death, __ATOMIC_ACQUIRE)); }
 
 void GpuCommunicator::check() const {
   const Status found = status();
@@ -120,6 +157,12 @@ void GpuCommunicator::synchronize() const {
   LTX_CUDA_CHECK(cudaDeviceSynchronize(), "check");
 }
 
+void GpuCommunicator::part() const {
+  __atomic_store_n(&host_->parting, 1, __ATOMIC_RELEASE);
+  const CurrentDevice current(workspaces_->device(rank_));
+  cudaDeviceSynchronize();
+}
+
 GpuEnd GpuRun::end(int slot) const {
   const GpuWorkspaces& workspaces = *communicator.workspaces_;
   GpuEnd end{.rank = call.rank,
@@ -128,7 +171,7 @@ GpuEnd GpuRun::end(int slot) const {
              .op = call.op,
              .hash = hash_of(call),
              .timeout = static_cast<uint64_t>(std::min(communicator.timeout_seconds_, 1e9) * 1e9),
-             .death = communicator.death_,
+             .host = communicator.host_,
              .workspace = {}};
   for (int rank = 0; rank < call.world_size; ++rank) end.workspace[rank] = workspaces.control(rank);
   return end;
@@ -136,8 +179,46 @@ GpuEnd GpuRun::end(int slot) const {
 
 // Memory is had for whole results, so that it grows at most once for q, k and v and once for allgather.
 int64_t GpuRun::bytes_needed() const {
-  const int results = call.op == ExchangeOp::kAllgather ? call.world_size : call.num_tensors;
+  const int results = call.op == ExchangeOp::kAllgather ? call.world_size * call.num_tensors : call.num_tensors;
   return communicator.result_bytes_ * results;
+}
+
+// What this rank can find wrong by itself, before peers learn of its call.
+void GpuRun::check() const {
+  communicator.check();
+  const GpuWorkspaces& workspaces = *communicator.workspaces_;
+  const std::string op = name_of(call.op);
+  if (bytes_needed() <= workspaces.capacity_bytes()) {
+    check_apart(call, tensors, workspaces.slot(call.rank, communicator.slot_), workspaces.capacity_bytes());
+    return;
+  }
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  LTX_CUDA_CHECK(cudaStreamIsCapturing(stream, &capture), op);
+  LTX_CHECK(capture == cudaStreamCaptureStatusNone,
+            op + ": must have been called once before it is captured into a graph, for its memory");
+}
+
+void GpuRun::begin_call() const {
+  try {
+    communicator.workspaces_->begin_call(hash_of(call), bytes_needed(), communicator.timeout_seconds_);
+  } catch (const IpcAbsence& absence) {
+    Status status = absence.status;
+    if (status.kind == Status::Kind::kMismatch) {
+      // As if there were no tensors: the arrivals tell the peers that this is another call, and the wait finds that of
+      // the peers' arrivals.
+      GpuRun without = *this;
+      without.call.num_tensors = 0;
+      without.tensors.clear();
+      without.outs.clear();
+      all({without});
+      communicator.synchronize();
+    } else {
+      status.op = static_cast<uint8_t>(call.op);
+      __atomic_store_n(&communicator.host_->death, pack(status), __ATOMIC_RELEASE);
+    }
+    communicator.check();
+    throw;
+  }
 }
 
 void GpuRun::push(int slot) const {
@@ -176,22 +257,10 @@ std::vector<GpuResult> GpuRun::results(int slot) const {
 }
 
 std::vector<std::vector<GpuResult>> GpuRun::all(const std::vector<GpuRun>& runs) {
-  const std::string op = name_of(runs[0].call.op);
+  for (const GpuRun& run : runs) run.check();
+  for (const GpuRun& run : runs) run.begin_call();
   bool copy_out = false;
-  for (const GpuRun& run : runs) {
-    run.communicator.check();
-    copy_out = copy_out || !run.outs.empty();
-    if (run.bytes_needed() <= run.communicator.workspaces_->capacity_bytes()) continue;
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    LTX_CUDA_CHECK(cudaStreamIsCapturing(run.stream, &capture), op);
-    LTX_CHECK(capture == cudaStreamCaptureStatusNone,
-              op + ": must have been called once before it is captured into a graph, for its memory");
-    run.communicator.workspaces_->grow(run.bytes_needed());
-  }
-  for (const GpuRun& run : runs) {
-    const GpuCommunicator& end = run.communicator;
-    check_apart(run.call, run.tensors, end.workspaces_->slot(end.rank_, end.slot_), end.workspaces_->capacity_bytes());
-  }
+  for (const GpuRun& run : runs) copy_out = copy_out || !run.outs.empty();
   std::vector<int> slots;
   std::map<int, GpuEnds> of_devices;
   std::map<int, Stream> streams;

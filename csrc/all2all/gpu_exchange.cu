@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
-constexpr uint64_t kGrace = 200'000'000;  // nanoseconds for the others once a peer is dead
-constexpr unsigned kRoundsToLook = 64;    // of polling own memory, before a look at the clock and at peers' memory
+constexpr uint64_t kGrace = 200'000'000;       // nanoseconds for the others once a peer is dead
+constexpr uint64_t kParting = 10'000'000'000;  // nanoseconds for a wait without a timeout once the host is parting
+constexpr unsigned kRoundsToLook = 64;         // of polling own memory, before a look at the clock and at peers' memory
 
 __device__ uint64_t load_acquire(const uint64_t& word) {
   uint64_t value;
@@ -51,6 +52,8 @@ __device__ uint32_t poll(const GpuEnd& end, uint32_t peers, const Ready& ready) 
     if (!look) continue;
     const uint64_t now = nanoseconds();
     if (__any_sync(kAllLanes, dead && missing)) deadline = min(deadline, now + kGrace);
+    const bool parting = end.timeout == 0 && load_acquire(end.host->parting) != 0;
+    if (__any_sync(kAllLanes, parting)) deadline = min(deadline, now + kParting);
     if (__any_sync(kAllLanes, now > deadline)) return absent;
     __nanosleep(100);
   }
@@ -77,7 +80,8 @@ __device__ void fail(const GpuEnd& end, Status::Kind kind, uint64_t epoch, uint3
                                 .epoch = static_cast<uint32_t>(epoch)});
   unsigned long long& word = reinterpret_cast<unsigned long long&>(end.workspace[end.rank]->status);
   __threadfence_system();  // orders all that this rank has posted before a peer's look at the status
-  if (atomicCAS_system(&word, 0ULL, static_cast<unsigned long long>(status)) == 0) store_release(*end.death, status);
+  if (atomicCAS_system(&word, 0ULL, static_cast<unsigned long long>(status)) == 0)
+    store_release(end.host->death, status);
 }
 
 // Of a warp, the same for all lanes though another block may write meanwhile.

@@ -12,6 +12,12 @@
 // captured graph can be replayed; the slot is an argument, which a replay keeps.
 namespace ltx {
 
+// A rank's words in host memory, which its kernels reach: for a host that does not wait for them.
+struct HostWords {
+  uint64_t death;    // control.status
+  uint64_t parting;  // not 0: the host is about to destroy the communicator, and a wait without a timeout gets one
+};
+
 // One rank's end of a call, as its kernels see it.
 struct GpuEnd {
   int rank;
@@ -19,8 +25,8 @@ struct GpuEnd {
   int slot;
   ExchangeOp op;
   uint64_t hash;
-  uint64_t timeout;                           // in nanoseconds; 0: none
-  uint64_t* death;                            // host memory that gets control.status, for a host that does not wait
+  uint64_t timeout;  // in nanoseconds; 0: none
+  HostWords* host;
   std::array<Control*, kMaxRanks> workspace;  // of every rank, its own too
 };
 

@@ -70,6 +70,17 @@ IpcBoard::IpcBoard(std::shared_ptr<SharedMemory> memory, int rank, int world_siz
   memory_->lock(rank_);  // before a peer's first post, as all open the board before one of them posts
 }
 
+void IpcBoard::let_go() {
+  if (process_ == getpid()) memory_->unlock(rank_);  // a fork has the lock too, and maps nothing
+}
+
+IpcAbsence IpcBoard::absence(Status::Kind kind, uint32_t peers) const {
+  return IpcAbsence({.kind = kind,
+                     .rank = static_cast<uint8_t>(rank_),
+                     .peers = static_cast<uint8_t>(peers),
+                     .epoch = static_cast<uint32_t>(row(rank_).calls)});
+}
+
 void IpcBoard::begin_call(uint64_t hash) {
   Row& own = row(rank_);
   store_release(own.hash, hash);            // orders this rank's posts before it, for who finds another hash
@@ -83,6 +94,7 @@ std::vector<IpcPost> IpcBoard::round(double timeout_seconds, const std::function
   const size_t place = ++round_ % own.posts.size();
   IpcPost& post = own.posts[place];
   post = {};
+  post.hash = own.hash;
   try {
     part(post);
   } catch (const std::exception& error) {
@@ -108,9 +120,9 @@ std::vector<IpcPost> IpcBoard::round(double timeout_seconds, const std::function
       missing &= ~bit;
       if (!arrived || theirs.posts[place].hash != post.hash) elsewhere |= bit;
     }
-    if (elsewhere != 0) throw IpcAbsence(Status::Kind::kMismatch, elsewhere);
+    if (elsewhere != 0) throw absence(Status::Kind::kMismatch, elsewhere);
     if (missing == 0) break;
-    if (late) throw IpcAbsence(Status::Kind::kTimeout, missing);
+    if (late) throw absence(Status::Kind::kTimeout, missing);
     const timespec pause{.tv_sec = 0, .tv_nsec = 50000};
     nanosleep(&pause, nullptr);
   }

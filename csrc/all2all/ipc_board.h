@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -26,19 +28,16 @@ using DeviceUuid = std::array<uint8_t, 16>;
 struct IpcPost {
   DeviceUuid device;
   uint32_t no_access;  // bit p: its GPU has no access to the memory of rank p's
-  IpcHandle control;
-  IpcHandle slots;
-  uint64_t hash;                // of the call that grows; 0: set-up
+  IpcHandle memory;
+  uint64_t hash;                // of the call that grows, which round() fills in; 0: set-up
   std::array<char, 512> error;  // what kept the rank from its part; empty: nothing
 };
 
 // Peers that did not come to a round in time (kTimeout), or came to another call (kMismatch).
 struct IpcAbsence : std::runtime_error {
-  IpcAbsence(Status::Kind absence, uint32_t absent)
-      : std::runtime_error("All2All: peers are absent"), kind(absence), peers(absent) {}
+  explicit IpcAbsence(const Status& found) : std::runtime_error("All2All: peers are absent"), status(found) {}
 
-  Status::Kind kind;
-  uint32_t peers;
+  Status status;  // without an op
 };
 
 class IpcBoard {
@@ -51,7 +50,6 @@ class IpcBoard {
 
   // Says that this rank begins its next call. Peers that wait in a round of the one before learn so that it is past it.
   void begin_call(uint64_t hash);
-  uint64_t calls() const { return row(rank_).calls; }
 
   // Posts what `part` fills in, an error if it throws, and returns the posts of all ranks. The same on all ranks:
   // throws all errors, or IpcAbsence. A timeout of 0 waits for ever.
@@ -59,7 +57,7 @@ class IpcBoard {
 
   // Whether a peer may still map memory of this rank.
   bool is_mapped() const;
-  void let_go() { memory_->unlock(rank_); }
+  void let_go();
 
  private:
   struct Row {
@@ -72,12 +70,14 @@ class IpcBoard {
   };
 
   IpcBoard(std::shared_ptr<SharedMemory> memory, int rank, int world_size);
+  IpcAbsence absence(Status::Kind kind, uint32_t peers) const;
   Row& row(int rank) const { return reinterpret_cast<Row*>(memory_->data())[rank]; }
 
   std::shared_ptr<SharedMemory> memory_;
   int rank_;
   int world_size_;
   uint64_t round_ = 0;
+  pid_t process_ = getpid();
 };
 
 // Throws if a rank has no access to another's memory, and names all such pairs.

@@ -34,20 +34,18 @@ void each(const Boards& boards, const std::function<void(int, IpcBoard&)>& body)
   for (std::thread& thread : threads) thread.join();
 }
 
-struct Absence {
-  Status::Kind kind = Status::Kind::kNone;
-  uint32_t peers = 0;
-
-  bool operator==(const Absence&) const = default;
-};
-
-Absence absence_in_round(IpcBoard& board, double timeout_seconds, uint64_t hash = 0) {
+// What a round without a part ends with.
+Status status_of_round(IpcBoard& board, double timeout_seconds) {
   try {
-    board.round(timeout_seconds, [&](IpcPost& post) { post.hash = hash; });
+    board.round(timeout_seconds, kNothing);
   } catch (const IpcAbsence& absence) {
-    return {.kind = absence.kind, .peers = absence.peers};
+    return absence.status;
   }
   return {};
+}
+
+Status timeout(uint8_t rank, uint8_t peers, uint32_t call = 0) {
+  return {.kind = Status::Kind::kTimeout, .rank = rank, .peers = peers, .epoch = call};
 }
 
 // A process that opens the board as a rank, does `body`, tells so, and stays until it is killed.
@@ -82,20 +80,18 @@ TEST(IpcBoard, RoundsOfAllRanksUnderSkewAndCallsBetween) {
       board.begin_call(i);
       const auto posts = board.round(20, [&](IpcPost& post) {
         post.device[0] = static_cast<uint8_t>(i);
-        post.slots[63] = std::byte(10 * rank);
+        post.memory[63] = std::byte(10 * rank);
         post.no_access = i + rank;
-        post.hash = i;
       });
       ASSERT_EQ(posts.size(), 4u);
       for (int peer = 0; peer < 4; ++peer) {
         ASSERT_EQ(posts[peer].device[0], i % 256);
-        ASSERT_EQ(posts[peer].slots[63], std::byte(10 * peer));
+        ASSERT_EQ(posts[peer].memory[63], std::byte(10 * peer));
         ASSERT_EQ(posts[peer].no_access, static_cast<uint32_t>(i + peer));
         ASSERT_EQ(posts[peer].error[0], '\0');
       }
       board.begin_call(1000 + i);  // a call that needs no round: the others may still be in this one
     }
-    EXPECT_EQ(board.calls(), 2u * kRounds);
   });
 }
 
@@ -111,8 +107,7 @@ TEST(IpcBoard, NamesWhoDoesNotComeInTime) {
     if (rank == 1) return;
     if (rank == 3) std::this_thread::sleep_for(std::chrono::milliseconds(500));  // late, and in vain
     const auto begin = std::chrono::steady_clock::now();
-    const Absence expected = {.kind = Status::Kind::kTimeout, .peers = rank == 3 ? 0b0010U : 0b1010U};
-    EXPECT_EQ(absence_in_round(board, 0.2), expected) << rank;
+    EXPECT_EQ(status_of_round(board, 0.2), timeout(rank, rank == 3 ? 0b0010 : 0b1010)) << rank;
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
     EXPECT_GE(waited.count(), 0.2);
     EXPECT_LT(waited.count(), 1.2);
@@ -154,7 +149,7 @@ TEST(IpcBoard, PeersInAnotherCallAreFoundAtOnce) {
       board.begin_call(hash);
       if (rank == 1 && !grows_too) return;
       const auto begin = std::chrono::steady_clock::now();
-      const Absence found = absence_in_round(board, 20, hash);
+      const Status found = status_of_round(board, 20);
       EXPECT_EQ(found.kind, Status::Kind::kMismatch);
       EXPECT_NE(found.peers & (rank == 1 ? 0b101U : 0b010U), 0U);
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
@@ -166,10 +161,11 @@ TEST(IpcBoard, PeerThatIsPastThisCallDidNotGrowInIt) {
   const Boards boards = boards_of(2);
   for (const uint64_t hash : {5, 6}) boards[1]->begin_call(hash);
   boards[0]->begin_call(5);
-  EXPECT_EQ(absence_in_round(*boards[0], 20, 5), (Absence{.kind = Status::Kind::kMismatch, .peers = 0b10}));
+  EXPECT_EQ(status_of_round(*boards[0], 20),
+            (Status{.kind = Status::Kind::kMismatch, .rank = 0, .peers = 0b10, .epoch = 1}));
   boards[0]->begin_call(6);
   boards[0]->begin_call(7);
-  EXPECT_EQ(absence_in_round(*boards[0], 0.1, 7), (Absence{.kind = Status::Kind::kTimeout, .peers = 0b10}));
+  EXPECT_EQ(status_of_round(*boards[0], 0.1), timeout(0, 0b10, 3));
 }
 
 TEST(IpcBoard, KilledRankIsNamed) {
@@ -177,9 +173,7 @@ TEST(IpcBoard, KilledRankIsNamed) {
   const auto other = IpcBoard::open(board->name(), 2, 3);
   const pid_t child = process_of(board->name(), 1, 3, [](IpcBoard&) {});
   kill_process(child);
-  each({board, other}, [](int, IpcBoard& end) {
-    EXPECT_EQ(absence_in_round(end, 0.3), (Absence{.kind = Status::Kind::kTimeout, .peers = 0b010}));
-  });
+  each({board, other}, [](int i, IpcBoard& end) { EXPECT_EQ(status_of_round(end, 0.3), timeout(2 * i, 0b010)); });
 }
 
 TEST(IpcBoard, HasOneRankOfANumber) {
@@ -224,6 +218,20 @@ TEST(IpcExports, MemoryOutlivesItsOwnerUntilNoPeerMapsIt) {
     exports[order[2]].reset();
     for (const auto& own : memory) EXPECT_TRUE(own.expired());
   }
+}
+
+TEST(IpcExports, ForkThatEndsKeepsTheLock) {
+  const Boards boards = boards_of(2);
+  auto exports = std::make_unique<IpcExports>(boards[0]);
+  const pid_t child = fork();
+  if (child == 0) {
+    exports.reset();
+    _exit(0);
+  }
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(boards[1]->is_mapped());
+  exports.reset();
+  EXPECT_FALSE(boards[1]->is_mapped());
 }
 
 TEST(IpcExports, DeathOfAPeerFreesMemoryAtTheNextGroup) {

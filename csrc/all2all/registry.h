@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "all2all/exchange.h"
+#include "all2all/ipc_board.h"
 #include "all2all/shm_communicator.h"
 
 // The communicators of this process, by a small number: what torch's ops and compiled graphs hold in place of a
@@ -18,6 +19,8 @@ struct Communicator {
   Member member;
   std::unique_ptr<ShmCommunicator> shm = nullptr;  // of the transport shm
   std::shared_ptr<GpuCommunicator> gpu = nullptr;  // of ranks on GPUs
+  std::shared_ptr<IpcBoard> board = nullptr;       // of the transport ipc
+  Status set_up = {};                              // what kept ipc from it
   std::mutex calls;                                // one at a time
   pid_t process = getpid();                        // a fork of it has the memory too, and is no rank
 };

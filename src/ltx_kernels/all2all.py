@@ -78,6 +78,7 @@ class _Communicator:
         self._transport = ""
         self._fallback_reason: str | None = None
         self._timeout_seconds = DEFAULT_TIMEOUT_SECONDS
+        self._told = False  # of its death
         self._state = torch.zeros(1, dtype=torch.int64)  # counts calls
         self._id = _ops.all2all_open(rank, world_size, max_elements, dtype, self._rank_heads)
         self._finalizer = weakref.finalize(self, _close, self._id)
@@ -132,7 +133,11 @@ class _Communicator:
 
     def destroy(self) -> None:
         """Release the buffers; views of them stay valid. A second call does nothing."""
-        self._finalizer()
+        try:
+            if self._transport == "ipc" and self._finalizer.alive and not self._told:
+                self._call(lambda: _ops.all2all_part_gpu(self._id))
+        finally:
+            self._finalizer()
 
     def _result_size(self, op: str, x: Tensor) -> tuple[int, int]:
         """Tokens and heads of the result."""
@@ -166,9 +171,14 @@ class _Communicator:
         if self._transport == "shm":
             call = getattr(_ops, op).default
             return self._call(lambda: call(*tensors, state, self._id, out_tokens, out_heads, copy_out))
-        self._check_call(op, tensors)
-        state += 1
-        results = self._exchange_distributed(op, tensors)
+        if self._transport == "ipc":
+            call = _ops.all2all_exchange_on_gpus
+            results = self._call(lambda: call(list(tensors), _OP_NUMBERS[op], [self._id], copy_out))
+            state += 1
+        else:
+            self._check_call(op, tensors)
+            state += 1
+            results = self._exchange_distributed(op, tensors)
         return tuple(results) if op == "send_recv_qkv" else results[0]
 
     def _check_call(self, op: str, tensors: Sequence[Tensor]) -> None:
@@ -197,9 +207,10 @@ class _Communicator:
             if not status:
                 raise
             kind, op, rank, peers = (status >> shift & 0xFF for shift in (0, 8, 16, 24))
-            name = next(name for name, number in _OP_NUMBERS.items() if number == op)
+            name = next((name for name, number in _OP_NUMBERS.items() if number == op), "")
             ranks = [peer for peer in range(MAX_RANKS) if peers >> peer & 1]
             death = (All2AllTimeout, All2AllMismatch)[kind - 1](str(error), name, rank, ranks)
+            self._told = True
             raise death from None
 
 
@@ -275,11 +286,16 @@ class All2All(_Communicator):
             if error:
                 raise ValueError(error)
             _check_agreement(facts)
-        chosen, reason = _choose(transport, facts)
+        chosen, reason = self._choose(transport, facts)
         super().__init__(rank, world_size, int(seqlen) * int(hidden_dim), tensor_dtype, agreed["rank_heads"], group)
         try:
-            failure = _share_memory(self._id, rank, world_size, allgather, group) if chosen == "shm" else ""
-            if failure and transport == "shm":
+            failure = ""
+            if chosen == "shm":
+                failure = _share_memory(self._id, rank, world_size, allgather, group)
+            elif chosen == "ipc":
+                seconds = _timeout("All2All", "timeout_seconds", timeout_seconds)
+                failure = _share_gpu(self, int(num_sms), allgather, seconds)
+            if failure and transport != "auto":
                 raise RuntimeError(failure)
         except BaseException:
             self.destroy()  # now: who keeps the error keeps this object
@@ -289,6 +305,9 @@ class All2All(_Communicator):
             chosen, reason = "nccl", failure
         self._transport, self._fallback_reason = chosen, reason
         self.set_timeout_seconds(timeout_seconds)
+
+    def _choose(self, transport: str, facts: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
+        return _choose(transport, facts)
 
     def send_recv_heads(self, x: Tensor, *, copy_out: bool = False) -> Tensor:
         """From a share of the tokens with all heads to all tokens with a share of the heads.
@@ -633,34 +652,69 @@ def _share_memory(communicator: int, rank: int, world_size: int, allgather: bool
         _ops.all2all_share_memory([communicator])
         return ""
 
-    def failure_of(step: Callable[[], Any]) -> str:
-        try:
-            step()
-        except RuntimeError as error:
-            return str(error)
-        return ""
-
-    name = ""
-
-    def create() -> None:
-        nonlocal name
-        name = _ops.all2all_create_memory(communicator)
-
-    def open_it() -> None:
+    def open_it(name: str) -> None:
         if rank > 0:
             _ops.all2all_open_memory(communicator, name)
         if allgather:
             _ops.all2all_reserve_allgather(communicator)
 
-    failure = failure_of(create) if rank == 0 else ""
-    name, failure = _gather((name, failure), group, world_size)[0]
-    if failure:
-        return failure
-    failures = _gather(failure_of(open_it), group, world_size)
-    failure = next((failure for failure in failures if failure), "")
+    failure = _map_file(rank, world_size, group, lambda: _ops.all2all_create_memory(communicator), open_it)
     if not failure:
         _ops.all2all_unlink_memory(communicator)  # all have it
     return failure
+
+
+def _share_gpu(end: _Communicator, num_sms: int, allgather: bool, timeout_seconds: float) -> str:
+    """As _share_memory, for the memory of GPUs: ranks that die meanwhile are an All2AllTimeout."""
+
+    def open_it(name: str) -> None:
+        if end._rank > 0:
+            _ops.all2all_open_board(end._id, name)
+
+    def create() -> str:
+        return _ops.all2all_create_board(end._id)
+
+    def share() -> None:
+        device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        end._call(lambda: _ops.all2all_share_gpu(end._id, device, num_sms, allgather, timeout_seconds))
+
+    failure = _map_file(end._rank, end._world_size, end._group, create, open_it)
+    return failure or _failure_of(share)
+
+
+def _map_file(rank: int, world_size: int, group: Any, create: Callable[[], str], open_it: Callable[[str], None]) -> str:
+    """Rank 0 makes a file, whose name all get. What kept one of them from it, the same text on all."""
+    name = ""
+
+    def create_it() -> None:
+        nonlocal name
+        name = create()
+
+    failure = _failure_of(create_it) if rank == 0 else ""
+    if world_size > 1:
+        name, failure = _gather((name, failure), group, world_size)[0]
+    if failure:
+        return failure
+    failure = _failure_of(lambda: open_it(name))
+    failures = _gather(failure, group, world_size) if world_size > 1 else [failure]
+    return next((failure for failure in failures if failure), "")
+
+
+def _failure_of(step: Callable[[], Any]) -> str:
+    try:
+        step()
+    except (All2AllTimeout, All2AllMismatch):
+        raise
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+class _IpcAll2All(All2All):
+    """All2All over CUDA IPC, for its tests alone: no GPU has run them yet."""
+
+    def _choose(self, transport: str, facts: Sequence[dict[str, Any]]) -> tuple[str, str | None]:
+        return "ipc", None
 
 
 # What compiled graphs call: any transport, and errors of their own types. The state, which it writes to, keeps a compiler
