@@ -268,6 +268,7 @@ class NormRopeTests:
             ({"eps": float("nan")}, "eps must be finite and > 0, got nan"),
             ({"eps": float("inf")}, "eps must be finite and > 0, got inf"),
             ({"eps": 1e-60}, "eps must be finite and > 0, got 1e-60"),
+            ({"eps": 1e60}, "eps must be finite and > 0, got 1e+60"),
         ]
 
     def test_messages(self, device: str) -> None:

@@ -244,6 +244,7 @@ def test_names_that_callers_know() -> None:
         (torch.zeros(2, 2).double(), None, "x must be bfloat16, float16 or float32, got float64"),
         (torch.zeros(()), None, "x must have 1 to 8 dimensions, got []"),
         (torch.zeros([1] * 9), None, "x must have 1 to 8 dimensions, got 9 dimensions"),
+        (torch.zeros([1] * 64), None, "x must have 1 to 8 dimensions, got 64 dimensions"),
         (torch.zeros(4, 4).t(), None, "x must have a contiguous last dimension, got stride 4"),
         (torch.zeros(2, 4)[:, ::2], None, "x must have a contiguous last dimension, got stride 2"),
         (torch.zeros(2, 2), "relu", "gelu must be None, 'tanh' or 'sigmoid', got 'relu'"),

@@ -237,6 +237,17 @@ TEST(ShmCommunicator, ResultMayBeTheInputOfTheNextCall) {
   EXPECT_EQ(seen.consumed, 1u);
 }
 
+TEST(ShmCommunicator, CopiedResultIsConsumedAtOnce) {
+  Ranks ranks({1, 1}, {1, 1});
+  post_arrival(ranks, 1, 0, ExchangeOp::kSendRecvHeads, 1);
+  std::vector<float> values = tokens_of(ranks, 0).values(0);
+  const TensorView x = tokens_of(ranks, 0).view(values);
+  std::vector<float> out(heads_of(ranks, 0).values(0).size());
+  ranks.ends[0]->run(make_call(ExchangeOp::kSendRecvHeads, ranks.member(0), {x}, Device::Kind::kCpu, "shm"), {x},
+                     {reinterpret_cast<std::byte*>(out.data())});
+  EXPECT_EQ(ranks.control(1).from[0].consumed, 1u);
+}
+
 TEST(ShmCommunicator, CallsBeyond32Bits) {
   const Ranks ranks({2, 1}, {1, 1});
   for (int rank = 0; rank < 2; ++rank) ranks.control(rank).epoch = 0xFFFFFFFC;

@@ -218,8 +218,8 @@ class All2All(_Communicator):
     """Exchanges between the ranks of a process group, all of which make the same calls in the same order.
 
     A result that is not copied out (``copy_out=False``) is a view of the communicator's buffer. It is valid until this
-    rank's next call on the same communicator, of which it may be the input. Under torch.compile
-    results are always copied out. Inference only: an input that requires grad runs forward, and its backward raises.
+    rank's next call on the same communicator, of which it may be the input. Under torch.compile results are always
+    copied out. Inference only: an input that requires grad runs forward, and its backward raises.
 
     Args:
         rank, world_size: this process's place in the group.
@@ -590,8 +590,7 @@ def _wrong_argument(rank: int, agreed: dict[str, Any], num_sms: int, timeout_sec
 def _facts(agreed: dict[str, Any], error: str) -> dict[str, Any]:
     """What the choice of a transport depends on, of this rank."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    folder = Path("/dev/shm")
-    place = folder.stat() if folder.is_dir() else None
+    place = SHARED_FOLDER.stat() if SHARED_FOLDER.is_dir() else None
     return {
         "error": error,
         "agreed": None if error else agreed,  # what is wrong may be an object that cannot be sent
