@@ -41,12 +41,24 @@ __device__ inline float larger_magnitude(float a, float b) {
   return larger;
 }
 
-// scale_max 448: the multiplier is 0 in a poisoned block and in no other.
-__device__ inline BlockScale block_scale(float amax, float scale_max) {
+// For scale_max 448: the multiplier is 0 in a poisoned block and in no other. Both quotients are correctly rounded, and
+// without the branches that a division of any two numbers has: docs/numerics.md says why.
+__device__ inline BlockScale block_scale(float amax) {
+  constexpr float kInverseMax = 1.0f / kFp8Max;
   const bool poisoned = !(amax < __uint_as_float(kInfinityBits));
   const float amax_c = fmaxf(amax, kSmallestAmax);
-  return {.multiplier = poisoned ? 0.0f : __fdiv_rn(scale_max, amax_c),
-          .scale = poisoned ? __uint_as_float(kQuietNanBits) : __fdiv_rn(amax_c, scale_max)};
+  float scale = __fmul_rn(amax_c, kInverseMax);
+  scale = __fmaf_rn(__fmaf_rn(-scale, kFp8Max, amax_c), kInverseMax, scale);
+  // An eighth of both: the reciprocal of the largest amax is subnormal.
+  const float divisor = __fmul_rn(amax_c, 0.125f);
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
+  float multiplier = __fmul_rn(inverse, kFp8Max / 8);
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    multiplier = __fmaf_rn(__fmaf_rn(-multiplier, divisor, kFp8Max / 8), inverse, multiplier);
+  }
+  return {.multiplier = poisoned ? 0.0f : multiplier, .scale = poisoned ? __uint_as_float(kQuietNanBits) : scale};
 }
 
 // To e4m3: unless the block is poisoned, value * multiplier is finite, so that satfinite meets no infinity.
@@ -73,7 +85,7 @@ __device__ inline Packed<__nv_fp8_e4m3, kLaneValues> encode_lane(const float (&v
 // alone and the scales of neighbouring rows, which are neighbours in memory, go out together. The group of the last row
 // writes the padding of the scales too.
 template <class X, int kRows, int kLanes>
-__device__ void quantize_lanes(const QuantizedRows& to, int64_t row, int rows, int64_t column, int lane_step,
+__device__ void quantize_lanes(const QuantizedRows& to, LaneIndex<X> row, int rows, LaneIndex<X> column, int lane_step,
                                const float (&v)[kLanes][kRows][kLaneValues]) {
   constexpr unsigned kAllLanes = 0xFFFFFFFF;
   constexpr int kPieces = kRows * kLanes;
@@ -100,13 +112,15 @@ __device__ void quantize_lanes(const QuantizedRows& to, int64_t row, int rows, i
   for (int distance = kPieces; distance < kBlockLanes; distance *= 2) {
     amax[0] = larger_magnitude(amax[0], __shfl_xor_sync(kAllLanes, amax[0], distance));
   }
-  const BlockScale own = block_scale(amax[0], kFp8Max);
+  const BlockScale own = block_scale(amax[0]);
 
+  const auto hidden = static_cast<LaneIndex<X>>(to.hidden);
+  const auto padded = static_cast<LaneIndex<X>>(to.padded_rows);
   const int left = values_left(to.hidden, column);
-  __nv_fp8_e4m3* const first_q = to.q + row * to.hidden + column;
+  __nv_fp8_e4m3* const first_q = to.q + static_cast<uint64_t>(row) * hidden + column;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    __nv_fp8_e4m3* const row_q = first_q + r * to.hidden;
+    __nv_fp8_e4m3* const row_q = first_q + r * static_cast<uint64_t>(hidden);
 #pragma unroll
     for (int l = 0; l < kLanes; ++l) {
       const int piece = l * kRows + r;
@@ -119,7 +133,7 @@ __device__ void quantize_lanes(const QuantizedRows& to, int64_t row, int rows, i
 
   // Lane l * kRows + r has the scale of row r in the group's block l, if that has columns in x.
   const int block_left = left + lane * kLaneValues;
-  float* const first_scale = to.scales + static_cast<uint64_t>(column) / kBlockSize * to.padded_rows + row;
+  float* const first_scale = to.scales + static_cast<uint64_t>(column) / kBlockSize * padded + row;
   const int64_t scale_step = lane_step / static_cast<int>(kBlockSize) * to.padded_rows;
   if (lane < kPieces && lane % kRows < rows && block_left > lane / kRows * lane_step) {
     first_scale[lane / kRows * scale_step + lane % kRows] = own.scale;
@@ -158,27 +172,31 @@ inline TileGrid tile_grid(const char* op, int64_t rows, int64_t hidden) {
           .threads = dim3(static_cast<unsigned>(across * kBlockLanes), static_cast<unsigned>(down))};
 }
 
-// What this thread owns, perhaps nothing.
+// What this thread owns, perhaps nothing. X: how x is read.
+template <class X>
 struct Tile {
-  int64_t row;
+  LaneIndex<X> row;
   int rows;  // in x
-  int64_t column;
+  LaneIndex<X> column;
   int left;  // values of a row from there on
 };
 
-__device__ inline Tile locate_tile(int64_t rows, int64_t hidden) {
-  const int64_t group = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
-  const int64_t row = group * kTileRows;
-  const int64_t column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kLaneValues;
+template <class X>
+__device__ Tile<X> locate_tile(int64_t rows, int64_t hidden) {
+  using Index = LaneIndex<X>;
+  const Index group = (Index{blockIdx.z} * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y;
+  const Index row = group * kTileRows;
+  const Index column = (Index{blockIdx.x} * blockDim.x + threadIdx.x) * kLaneValues;
+  const auto left = static_cast<std::make_signed_t<Index>>(static_cast<Index>(rows) - row);
   return {.row = row,
-          .rows = static_cast<int>(max(int64_t{0}, min(int64_t{kTileRows}, rows - row))),
+          .rows = max(0, static_cast<int>(min(left, std::make_signed_t<Index>{kTileRows}))),
           .column = column,
           .left = values_left(hidden, column)};
 }
 
 // Where a tile's rows start in a tensor.
-template <int kTensors>
-__device__ void tile_offsets(const ShortRows<kTensors>& rows, int tensor, const Tile& tile,
+template <int kTensors, class X>
+__device__ void tile_offsets(const ShortRows<kTensors>& rows, int tensor, const Tile<X>& tile,
                              int64_t (&offsets)[kTileRows]) {
   if (rows.outer == 1) {
 #pragma unroll
@@ -190,8 +208,9 @@ __device__ void tile_offsets(const ShortRows<kTensors>& rows, int tensor, const 
   }
 }
 
-template <int kTensors>
-__device__ void tile_offsets(const Rows<kTensors>& rows, int tensor, const Tile& tile, int64_t (&offsets)[kTileRows]) {
+template <int kTensors, class X>
+__device__ void tile_offsets(const Rows<kTensors>& rows, int tensor, const Tile<X>& tile,
+                             int64_t (&offsets)[kTileRows]) {
 #pragma unroll 1
   for (int r = 0; r < tile.rows; ++r) {
     const int64_t offset = rows.offset(tensor, tile.row + r);
@@ -200,10 +219,10 @@ __device__ void tile_offsets(const Rows<kTensors>& rows, int tensor, const Tile&
   }
 }
 
-// Whether tile_offsets can walk them.
+// Whether tile_offsets can walk them, and Tile count them: up to 2^21 rows of the grid lie past the last.
 template <int kTensors>
 std::optional<ShortRows<kTensors>> tile_rows(const Rows<kTensors>& rows) {
-  const std::optional<ShortRows<kTensors>> few = short_rows(rows);
+  const std::optional<ShortRows<kTensors>> few = rows.count >> 30 == 0 ? short_rows(rows) : std::nullopt;
   return few && (few->outer == 1 || few->inner >= kTileRows) ? few : std::nullopt;
 }
 

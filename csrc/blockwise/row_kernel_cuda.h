@@ -41,7 +41,7 @@ struct BlockRows {
   uint32_t outer;
   uint32_t inner;
   int count;
-  int64_t row;
+  uint32_t row;
 };
 
 template <int kRows, int kTensors>
@@ -50,7 +50,7 @@ __device__ BlockRows block_rows(const ShortRows<kTensors>& rows) {
   return {.outer = blockIdx.y,
           .inner = inner,
           .count = static_cast<int>(min(uint32_t{kRows}, rows.inner - inner)),
-          .row = int64_t{blockIdx.y} * rows.inner + inner};
+          .row = blockIdx.y * rows.inner + inner};
 }
 
 // From a lane of a thread to its next, in columns, and where its first starts.

@@ -13,7 +13,7 @@ constexpr const char* kOp = "adanorm_quantize";
 template <class RowsOfAll>
 struct AdanormQuantizeArgs {
   Operand x;
-  Operand w;  // data is null without one
+  Operand w;
   Operand norm_scale;
   Operand norm_shift;
   RowsOfAll rows;  // of x, norm_scale, norm_shift
@@ -21,103 +21,159 @@ struct AdanormQuantizeArgs {
   float hidden_inverse;
 };
 
-constexpr int kMaxThreads = 512;
+constexpr int kRowLanes = 2;
+constexpr int kMaxThreads = kWarpSize * kSpreadWarps;
 
-// What is applied to a lane of x.
-template <class Other>
+// What is applied to a lane of x. kWeighted: there is a w.
+template <class Other, bool kWeighted>
 struct Modulation {
   Lane<Other> w;
   Lane<Other> scale;
   Lane<Other> shift;
 };
 
-template <class Other, class Args>
-__device__ Modulation<Other> load_modulation(const Args& args, int64_t scale_row, int64_t shift_row, int64_t column) {
-  const int left = values_left(args.to.hidden, column);
-  Modulation<Other> modulation = {};
+template <class Other, bool kWeighted, class Args>
+__device__ Modulation<Other, kWeighted> load_modulation(const Args& args, int64_t scale_row, int64_t shift_row,
+                                                        int64_t column, int left) {
+  Modulation<Other, kWeighted> modulation = {};
   modulation.scale = load_lane<Other>(args.norm_scale, scale_row + column, left);
   modulation.shift = load_lane<Other>(args.norm_shift, shift_row + column, left);
-  if (args.w.data != nullptr) modulation.w = load_lane<Other>(args.w, column, left);
+  if constexpr (kWeighted) modulation.w = load_lane<Other>(args.w, column, left);
   return modulation;
 }
 
-// The same lane of kRows rows.
-template <int kRows, class Other, class Args>
-__device__ void modulate(const Args& args, const Modulation<Other>& modulation, const float (&rstd)[kRows],
-                         float (&v)[kRows][kLaneValues]) {
+template <class Other, bool kWeighted, class Args>
+__device__ void modulate(const Args& args, const Modulation<Other, kWeighted>& modulation, float rstd,
+                         float (&v)[kLaneValues]) {
   float w[kLaneValues];
   float scale[kLaneValues];
   float shift[kLaneValues];
   unpack_lane(modulation.scale, args.norm_scale.dtype, scale);
   unpack_lane(modulation.shift, args.norm_shift.dtype, shift);
-  if (args.w.data != nullptr) unpack_lane(modulation.w, args.w.dtype, w);
+  if constexpr (kWeighted) unpack_lane(modulation.w, args.w.dtype, w);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-    for (int i = 0; i < kLaneValues; ++i) v[r][i] *= rstd[r];
-    if (args.w.data != nullptr) {
-#pragma unroll
-      for (int i = 0; i < kLaneValues; ++i) v[r][i] *= w[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kLaneValues; ++i) v[r][i] = __fmaf_rn(v[r][i], 1.0f + scale[i], shift[i]);
+  for (int i = 0; i < kLaneValues; ++i) {
+    v[i] *= rstd;
+    if constexpr (kWeighted) v[i] *= w[i];
+    v[i] = __fmaf_rn(v[i], 1.0f + scale[i], shift[i]);
   }
 }
 
-// A block owns kRows rows, two where they share a modulation, so that what is done to it is done once. A thread owns
-// kLanes lanes of each row, which it loads at once, modulation and all, and holds through the sums of squares. One
-// barrier.
-template <class X, class Other, int kRows, int kLanes>
+// A block owns a row. A thread loads kRowLanes lanes of it at once, modulation and all, and holds them through the sum
+// of squares. One barrier.
+template <class X, class Other, bool kWeighted>
 __global__ void __launch_bounds__(kMaxThreads)
     adanorm_quantize_kernel(const __grid_constant__ AdanormQuantizeArgs<ShortRows<3>> args) {
-  __shared__ BlockSumShared<kRows> shared;
-  const BlockRows rows = block_rows<kRows>(args.rows);
+  __shared__ BlockSumShared<1> shared;
+  const BlockRows rows = block_rows<1>(args.rows);
   const int hidden = static_cast<int>(args.to.hidden);
   wait_for_previous_kernel();
-  Lane<X> x[kLanes][kRows] = {};
-  Modulation<Other> modulation[kLanes] = {};
+  Lane<X> x[kRowLanes] = {};
+  Modulation<Other, kWeighted> modulation[kRowLanes] = {};
   const int64_t x_row = args.rows.offset(0, rows.outer, rows.inner);
   const int64_t scale_row = args.rows.offset(1, rows.outer, rows.inner);
   const int64_t shift_row = args.rows.offset(2, rows.outer, rows.inner);
 #pragma unroll
-  for (int l = 0; l < kLanes; ++l) {
+  for (int l = 0; l < kRowLanes; ++l) {
     const int column = first_column() + l * lane_step();
-    if (column < hidden) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t offset = x_row + r * args.rows.inner_strides[0] + column;
-        if (r < rows.count) x[l][r] = load_lane<X>(args.x, offset, hidden - column);
-      }
-      modulation[l] = load_modulation<Other>(args, scale_row, shift_row, column);
+    const int left = hidden - column;
+    if (left > 0) {
+      x[l] = load_lane<X>(args.x, x_row + column, left);
+      modulation[l] = load_modulation<Other, kWeighted>(args, scale_row, shift_row, column, left);
     }
   }
 
-  float v[kLanes][kRows][kLaneValues];
-  float sums[kRows] = {};
+  float v[kRowLanes][1][kLaneValues];
+  float sums[1] = {};
 #pragma unroll
-  for (int l = 0; l < kLanes; ++l) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      unpack_lane(x[l][r], args.x.dtype, v[l][r]);
-      sums[r] += sum_of_squares(v[l][r]);
-    }
+  for (int l = 0; l < kRowLanes; ++l) {
+    unpack_lane(x[l], args.x.dtype, v[l][0]);
+    sums[0] += sum_of_squares(v[l][0]);
   }
   block_sum(sums, shared);
   let_next_kernel_start();
 
-  float rstd[kRows];
+  const float rstd = reciprocal_rms(sums[0], args.hidden_inverse, kAdanormEps);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) rstd[r] = reciprocal_rms(sums[r], args.hidden_inverse, kAdanormEps);
-#pragma unroll
-  for (int l = 0; l < kLanes; ++l) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) unpack_lane(x[l][r], args.x.dtype, v[l][r]);
-    modulate(args, modulation[l], rstd, v[l]);
+  for (int l = 0; l < kRowLanes; ++l) {
+    unpack_lane(x[l], args.x.dtype, v[l][0]);
+    modulate(args, modulation[l], rstd, v[l][0]);
   }
-  quantize_lanes<X>(args.to, rows.row, rows.count, first_column(), lane_step(), v);
+  quantize_lanes<X>(args.to, rows.row, 1, first_column(), lane_step(), v);
+}
+
+// To the compiler the lane changes here, so that it unpacks it after this and not before the loop, into more registers.
+template <class T>
+__device__ void stay_packed(Lane<T>& lane) {
+#pragma unroll
+  for (uint32_t& word : lane.packed.words) asm volatile("" : "+r"(word));
+}
+
+// Rows that share a modulation of x's dtype: a block stays and walks them, so that it loads and unpacks the modulation
+// once. The next row is on its way while this one is worked on.
+// kSharedMinBlocks: of a multiprocessor, with 64 registers a thread where they suffice.
+template <class X, bool kWeighted>
+inline constexpr int kSharedMinBlocks = sizeof(X) == 2 && !kWeighted ? 2 : 1;
+
+template <class X, bool kWeighted>
+__global__ void __launch_bounds__(kMaxThreads, kSharedMinBlocks<X, kWeighted>)
+    adanorm_quantize_shared_kernel(const __grid_constant__ AdanormQuantizeArgs<ShortRows<3>> args) {
+  __shared__ SpreadSumShared<1> shared[2];
+  if (threadIdx.x < sizeof(shared) / sizeof(float)) reinterpret_cast<float*>(shared)[threadIdx.x] = 0.0f;
+  const int hidden = static_cast<int>(args.to.hidden);
+  int64_t x_row = args.rows.offset(0, blockIdx.y, blockIdx.x);
+  const int64_t x_step = gridDim.x * args.rows.inner_strides[0];
+  wait_for_previous_kernel();
+
+  Modulation<X, kWeighted> modulation[kRowLanes] = {};
+  Lane<X> next[kRowLanes] = {};
+#pragma unroll
+  for (int l = 0; l < kRowLanes; ++l) {
+    const int column = first_column() + l * lane_step();
+    if (column < hidden) {
+      // Not as read-only memory: the compiler would move the loads of the loop past its barrier.
+      next[l] = load_lane<X, false>(args.x, x_row + column, hidden - column);
+      modulation[l] = load_modulation<X, kWeighted>(args, args.rows.offset(1, blockIdx.y, 0),
+                                                    args.rows.offset(2, blockIdx.y, 0), column, hidden - column);
+    }
+  }
+  __syncthreads();
+
+  int turn = 0;
+#pragma unroll 1
+  for (uint32_t inner = blockIdx.x; inner < args.rows.inner; inner += gridDim.x) {
+    float v[kRowLanes][1][kLaneValues];
+    float sums[1] = {};
+#pragma unroll
+    for (int l = 0; l < kRowLanes; ++l) {
+      unpack_lane(next[l], args.x.dtype, v[l][0]);
+      sums[0] += sum_of_squares(v[l][0]);
+    }
+    x_row += x_step;
+    if (inner + gridDim.x < args.rows.inner) {
+#pragma unroll
+      for (int l = 0; l < kRowLanes; ++l) {
+        const int column = first_column() + l * lane_step();
+        if (column < hidden) next[l] = load_lane<X, false>(args.x, x_row + column, hidden - column);
+      }
+    } else {
+      let_next_kernel_start();
+    }
+    spread_sum(sums, shared[turn]);
+    turn ^= 1;
+
+    const float rstd = reciprocal_rms(sums[0], args.hidden_inverse, kAdanormEps);
+#pragma unroll
+    for (int l = 0; l < kRowLanes; ++l) {
+      stay_packed(modulation[l].shift);
+      modulate(args, modulation[l], rstd, v[l][0]);
+    }
+    quantize_lanes<X>(args.to, blockIdx.y * args.rows.inner + inner, 1, first_column(), lane_step(), v);
+  }
 }
 
 // Any sizes, dtypes and alignment: a block owns a row and reads it twice, the second time from the caches. One barrier.
+template <bool kWeighted>
 __global__ void __launch_bounds__(kScalarRowThreads)
     adanorm_quantize_scalar_kernel(const __grid_constant__ AdanormQuantizeArgs<Rows<3>> args) {
   __shared__ BlockSumShared<1> shared;
@@ -135,14 +191,14 @@ __global__ void __launch_bounds__(kScalarRowThreads)
   block_sum(sums, shared);
   let_next_kernel_start();
 
-  const float rstd[1] = {reciprocal_rms(sums[0], args.hidden_inverse, kAdanormEps)};
+  const float rstd = reciprocal_rms(sums[0], args.hidden_inverse, kAdanormEps);
   for (int64_t first = 0; first < args.to.hidden; first += blockDim.x * kLaneValues) {
     const int64_t column = first + threadIdx.x * kLaneValues;
     const int left = values_left(args.to.hidden, column);
     float lane[1][1][kLaneValues] = {};
     if (left > 0) {
       unpack_lane(load_lane<AnyTensor>(args.x, x_row + column, left), args.x.dtype, lane[0][0]);
-      modulate(args, load_modulation<AnyTensor>(args, scale_row, shift_row, column), rstd, lane[0]);
+      modulate(args, load_modulation<AnyTensor, kWeighted>(args, scale_row, shift_row, column, left), rstd, lane[0][0]);
     }
     quantize_lanes<AnyTensor>(args.to, row, 1, column, 0, lane);
   }
@@ -151,7 +207,7 @@ __global__ void __launch_bounds__(kScalarRowThreads)
 template <class RowsOfAll>
 AdanormQuantizeArgs<RowsOfAll> args_of(const AdanormQuantizeParams& params, const RowsOfAll& rows) {
   return {.x = operand(params.x),
-          .w = params.w ? operand(*params.w) : Operand{.data = nullptr, .dtype = DType::kFloat32},
+          .w = params.w ? operand(*params.w) : Operand{},
           .norm_scale = operand(params.norm_scale),
           .norm_shift = operand(params.norm_shift),
           .rows = rows,
@@ -159,38 +215,51 @@ AdanormQuantizeArgs<RowsOfAll> args_of(const AdanormQuantizeParams& params, cons
           .hidden_inverse = 1.0f / static_cast<float>(params.x.size(-1))};
 }
 
-// False if the rows do not fit.
-template <int kRows, int kLanes>
-bool launch(const AdanormQuantizeParams& params, const Rows<3>& rows, Stream stream) {
-  const std::optional<RowGrid<3>> grid = row_grid<kRows, kLanes>(rows, params.x.size(-1), kMaxThreads);
-  if (!grid) return false;
+// Few enough for the blocks to be resident together, and as many as share the rows evenly.
+unsigned shared_blocks(uint32_t rows, unsigned outer, unsigned resident) {
+  const uint32_t most = std::max(1u, resident / outer);
+  const uint32_t turns = (rows + most - 1) / most;
+  return (rows + turns - 1) / turns;
+}
+
+template <class X, bool kWeighted>
+void launch_lanes(const AdanormQuantizeParams& params, const RowGrid<3>& grid, Stream stream) {
+  const ShortRows<3>& rows = grid.rows;
   const DType dtype = params.x.dtype;
   const bool one_dtype =
-      params.norm_scale.dtype == dtype && params.norm_shift.dtype == dtype && (!params.w || params.w->dtype == dtype);
-  with_float_type(dtype, [&]<class X>(std::type_identity<X>) {
-    auto* kernel = adanorm_quantize_kernel<X, AnyDtype, kRows, kLanes>;
-    if (one_dtype) kernel = adanorm_quantize_kernel<X, X, kRows, kLanes>;
-    launch_overlapping(kOp, kernel, grid->blocks, grid->threads, params.x.device.index, stream,
-                       args_of(params, grid->rows));
-  });
-  return true;
+      params.norm_scale.dtype == dtype && params.norm_shift.dtype == dtype && (!kWeighted || params.w->dtype == dtype);
+  auto* kernel = one_dtype ? adanorm_quantize_kernel<X, X, kWeighted> : adanorm_quantize_kernel<X, AnyDtype, kWeighted>;
+  dim3 blocks = grid.blocks;
+  if (one_dtype && rows.inner_strides[1] == 0 && rows.inner_strides[2] == 0) {
+    kernel = adanorm_quantize_shared_kernel<X, kWeighted>;
+    const unsigned resident =
+        kSharedMinBlocks<X, kWeighted> * kMaxThreads / grid.threads.x * cuda_num_sms(params.x.device.index);
+    blocks.x = shared_blocks(rows.inner, rows.outer, resident);
+  }
+  launch_overlapping(kOp, kernel, blocks, grid.threads, params.x.device.index, stream, args_of(params, rows));
+}
+
+template <bool kWeighted>
+void launch(const AdanormQuantizeParams& params, Stream stream) {
+  const int64_t hidden = params.x.size(-1);
+  const Rows<3> rows = make_rows<3>(params.x, {&params.x, &params.norm_scale, &params.norm_shift});
+  if (rows.count == 0 || hidden == 0) return;
+  const std::optional<RowGrid<3>> grid = row_grid<1, kRowLanes>(rows, hidden, kMaxThreads);
+  if (grid && reads_lanes(params.x, hidden) && reads_lanes(params.norm_scale, hidden) &&
+      reads_lanes(params.norm_shift, hidden) && (!kWeighted || reads_lanes(*params.w, hidden))) {
+    with_float_type(params.x.dtype,
+                    [&]<class X>(std::type_identity<X>) { launch_lanes<X, kWeighted>(params, *grid, stream); });
+  } else {
+    launch_overlapping(kOp, adanorm_quantize_scalar_kernel<kWeighted>, scalar_row_blocks(kOp, rows.count),
+                       kScalarRowThreads, params.x.device.index, stream, args_of(params, rows));
+  }
 }
 
 }  // namespace
 
 void adanorm_quantize_cuda(const AdanormQuantizeParams& params, Stream stream) {
   adanorm_quantize_check(params);
-  const int64_t hidden = params.x.size(-1);
-  const Rows<3> rows = make_rows<3>(params.x, {&params.x, &params.norm_scale, &params.norm_shift});
-  if (rows.count == 0 || hidden == 0) return;
-  const bool lanes = reads_lanes(params.x, hidden) && reads_lanes(params.norm_scale, hidden) &&
-                     reads_lanes(params.norm_shift, hidden) && (!params.w || reads_lanes(*params.w, hidden));
-  const int last = rows.rank - 1;
-  const bool shared = rows.rank > 0 && rows.strides[1][last] == 0 && rows.strides[2][last] == 0;
-  if (lanes && shared && launch<2, 2>(params, rows, stream)) return;
-  if (lanes && launch<1, 2>(params, rows, stream)) return;
-  launch_overlapping(kOp, adanorm_quantize_scalar_kernel, scalar_row_blocks(kOp, rows.count), kScalarRowThreads,
-                     params.x.device.index, stream, args_of(params, rows));
+  return params.w ? launch<true>(params, stream) : launch<false>(params, stream);
 }
 
 }  // namespace ltx

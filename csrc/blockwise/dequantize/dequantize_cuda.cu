@@ -40,7 +40,7 @@ __device__ inline Packed<__nv_bfloat16, kLaneValues> round_to_bfloat16(const flo
 template <class Q, bool kWeights, class RowsOfOne>
 __global__ void __launch_bounds__(kTileThreads)
     dequantize_kernel(const __grid_constant__ DequantizeArgs<RowsOfOne> args) {
-  const Tile tile = locate_tile(args.rows, args.hidden);
+  const Tile<Q> tile = locate_tile<Q>(args.rows, args.hidden);
   wait_for_previous_kernel();
   int64_t q_offsets[kTileRows] = {};
   int64_t scale_offsets[kTileRows] = {};
@@ -103,7 +103,7 @@ void launch(const char* op, const TensorView& q, const TensorView& scales, const
   };
   const std::optional<ShortRows<1>> few_q = tile_rows(q_rows);
   const std::optional<ShortRows<1>> few_scales = kWeights ? ShortRows<1>{} : tile_rows(scale_rows);
-  if (few_q && few_scales && hidden % kLaneValues == 0 && is_aligned(q, kLaneValues)) {
+  if (few_q && few_scales && hidden % kLaneValues == 0 && hidden <= kMaxLaneHidden && is_aligned(q, kLaneValues)) {
     launch_with(std::type_identity<__nv_fp8_e4m3>(), *few_q, *few_scales);
   } else {
     launch_with(std::type_identity<AnyTensor>(), q_rows, scale_rows);

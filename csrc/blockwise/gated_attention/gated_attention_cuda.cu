@@ -39,7 +39,7 @@ template <class X, bool kQuantize, class RowsOfBoth>
 __global__ void __launch_bounds__(kTileThreads)
     gated_attention_kernel(const __grid_constant__ GatedAttentionArgs<RowsOfBoth> args) {
   constexpr bool kLanes = !std::is_same_v<X, AnyTensor>;  // then a lane lies in one head
-  const Tile tile = locate_tile(args.to.rows, args.to.hidden);
+  const Tile<X> tile = locate_tile<X>(args.to.rows, args.to.hidden);
   wait_for_previous_kernel();
   int64_t x_offsets[kTileRows] = {};
   int64_t logits_offsets[kTileRows] = {};
@@ -115,7 +115,7 @@ void gated_attention_cuda(const GatedAttentionParams& params, Stream stream) {
   if (rows.count == 0 || hidden == 0) return;
   const std::optional<ShortRows<2>> few = tile_rows(rows);
   const bool lanes = reads_lanes(params.x, hidden) && hidden / params.gate_logits.size(-1) % kLaneValues == 0;
-  if (few && lanes && hidden >> 32 == 0) {
+  if (few && lanes) {
     with_float_type(params.x.dtype, [&]<class X>(std::type_identity<X>) { launch<X>(params, *few, stream); });
   } else {
     launch<AnyTensor>(params, rows, stream);

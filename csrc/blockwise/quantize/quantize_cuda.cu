@@ -31,7 +31,7 @@ __device__ float apply_gelu(float x) {
 
 template <class X, Gelu kGelu, class RowsOfX>
 __global__ void __launch_bounds__(kTileThreads) quantize_kernel(const __grid_constant__ QuantizeArgs<RowsOfX> args) {
-  const Tile tile = locate_tile(args.to.rows, args.to.hidden);
+  const Tile<X> tile = locate_tile<X>(args.to.rows, args.to.hidden);
   wait_for_previous_kernel();
   int64_t offsets[kTileRows] = {};
   tile_offsets(args.rows, 0, tile, offsets);

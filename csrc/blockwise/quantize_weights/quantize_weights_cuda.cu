@@ -23,6 +23,13 @@ struct QuantizeWeightsArgs {
   float scale_max;
 };
 
+__device__ inline BlockScale tile_scale(float amax, float scale_max) {
+  const bool poisoned = !(amax < __uint_as_float(kInfinityBits));
+  const float amax_c = fmaxf(amax, kSmallestAmax);
+  return {.multiplier = poisoned ? 0.0f : __fdiv_rn(scale_max, amax_c),
+          .scale = poisoned ? __uint_as_float(kQuietNanBits) : __fdiv_rn(amax_c, scale_max)};
+}
+
 // Blocks of a multiprocessor: with 1 nvcc takes the registers that it needs, with none it aims at 80 and may spill.
 template <class W>
 inline constexpr int kMinBlocks = std::is_same_v<W, AnyTensor> ? 1 : 0;
@@ -59,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<W>)
 #pragma unroll
   for (const uint32_t other : shared) tile_amax = max(tile_amax, other);
 
-  const BlockScale scale = block_scale(__uint_as_float(tile_amax), args.scale_max);
+  const BlockScale scale = tile_scale(__uint_as_float(tile_amax), args.scale_max);
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
     const int64_t row = first_row + i * kRowsAtOnce;

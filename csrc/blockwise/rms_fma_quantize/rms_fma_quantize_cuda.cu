@@ -32,7 +32,7 @@ __device__ inline void fused_multiply_add(const float (&y)[kLaneValues], const f
 
 // v: lanes of one row, lane_step columns apart.
 template <class X, bool kQuantize, class Args, int kLanes>
-__device__ void finish(const Args& args, int64_t row, int64_t column, int lane_step,
+__device__ void finish(const Args& args, LaneIndex<X> row, LaneIndex<X> column, int lane_step,
                        const float (&v)[kLanes][1][kLaneValues]) {
   if constexpr (kQuantize) {
     quantize_lanes<X>(args.to, row, 1, column, lane_step, v);
@@ -41,7 +41,7 @@ __device__ void finish(const Args& args, int64_t row, int64_t column, int lane_s
     for (int l = 0; l < kLanes; ++l) {
       Packed<__nv_bfloat16, kLaneValues> out;
       pack(v[l][0], out);
-      store_lane<X>(args.out + row * args.to.hidden + column + l * lane_step,
+      store_lane<X>(args.out + static_cast<uint64_t>(row) * args.to.hidden + column + l * lane_step,
                     values_left(args.to.hidden, column) - l * lane_step, out);
     }
   }

@@ -94,9 +94,18 @@ __device__ void store_lane(To* to, int left, const Packed<To, kLaneValues>& pack
   }
 }
 
+// How a kernel counts rows and columns: in 64 bits only where a tensor is read value by value.
+template <class T>
+using LaneIndex = std::conditional_t<std::is_same_v<T, AnyTensor>, int64_t, uint32_t>;
+
+inline constexpr int64_t kMaxLaneHidden = int64_t{1} << 30;
+
 // Values of a row from `column` on, in 32 bits: at most as many as matter.
 __device__ inline int values_left(int64_t hidden, int64_t column) {
-  return static_cast<int>(min(hidden - column, int64_t{1} << 30));
+  return static_cast<int>(min(hidden - column, kMaxLaneHidden));
+}
+__device__ inline int values_left(int64_t hidden, uint32_t column) {
+  return static_cast<int>(static_cast<uint32_t>(hidden) - column);
 }
 
 // Calls call(std::type_identity<T>()) with the type of a float dtype.
@@ -116,7 +125,7 @@ void with_float_type(DType dtype, const Call& call) {
 
 // Whether rows of `hidden` values can be read in lanes of one type.
 inline bool reads_lanes(const TensorView& view, int64_t hidden) {
-  return hidden % kLaneValues == 0 && is_aligned(view, 16);
+  return hidden % kLaneValues == 0 && hidden <= kMaxLaneHidden && is_aligned(view, 16);
 }
 
 }  // namespace ltx
